@@ -1,0 +1,1 @@
+"""fxpar: automatic tensor parallelism for PyTorch by torch.fx graph rewriting."""

@@ -1,0 +1,170 @@
+"""Mesh axes, the four states of a tensor on an axis, and the conversion table.
+
+In: nothing but plain values. Out: :class:`State`, :class:`Mesh`, ``Layout`` (one state per mesh axis) and
+:func:`conversion`. What a conversion costs is :mod:`fxpar.cost.comm`; how it runs is :mod:`fxpar.runtime.collectives`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from fxpar.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class State:
+    """What a tensor is on one mesh axis.
+
+    ``kind`` is ``"S"`` (a slice along ``dim``), ``"R"`` (whole, gradients partial), ``"I"`` (whole, gradients whole)
+    or ``"P"`` (a summand). ``parts`` is the ``k`` of ``S(d/k)``: dim ``d`` seen as ``k`` equal parts, each of them cut.
+
+    >>> State("S", 0, 3)
+    S0/3
+    """
+
+    kind: str
+    dim: int = -1
+    parts: int = 1
+
+    def __repr__(self) -> str:
+        if self.kind != "S":
+            return self.kind
+        return f"S{self.dim}" if self.parts == 1 else f"S{self.dim}/{self.parts}"
+
+
+R = State("R")
+I = State("I")  # noqa: E741  (the name the field would read as "invariant")
+P = State("P")
+
+
+def S(dim: int, parts: int = 1) -> State:  # noqa: N802
+    """Shard along ``dim``, seen as ``parts`` equal parts."""
+    return State("S", dim, parts)
+
+
+Layout = tuple[State, ...]
+
+_STATE = re.compile(r"(?:S(\d+)(?:/(\d+))?|([RIP]))")
+
+
+def parse_state(text: str) -> State:
+    """Read ``"S1"``, ``"S0/3"``, ``"R"``, ``"I"`` or ``"P"``; raises :class:`LayoutError`.
+
+    >>> parse_state("S0/3") == S(0, 3)
+    True
+    """
+    match = _STATE.fullmatch(text.strip())
+    if match is None:
+        raise LayoutError(f"{text!r} is not a state; write S<dim>, S<dim>/<parts>, R, I or P")
+    if match[3]:
+        return State(match[3])
+    return State("S", int(match[1]), int(match[2] or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named axes with their degrees, outermost first.
+
+    >>> Mesh.of({"tp": 4})
+    Mesh(axes=(('tp', 4),))
+    """
+
+    axes: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(axes: dict[str, int] | Mesh) -> Mesh:
+        """A mesh from ``{"axis": degree}``; raises :class:`LayoutError` on a degree below 1."""
+        if isinstance(axes, Mesh):
+            return axes
+        for name, degree in axes.items():
+            if not isinstance(degree, int) or degree < 1:
+                raise LayoutError(f"mesh axis {name!r} has degree {degree!r}; a degree is a whole number from 1")
+        if not axes:
+            raise LayoutError("a mesh needs at least one axis, for example {'tp': 4}")
+        return Mesh(tuple(axes.items()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(degree for _, degree in self.axes)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.degrees)
+
+
+def divides(shape: tuple[int, ...], state: State, degree: int) -> bool:
+    """Whether a tensor of global ``shape`` can be in ``state`` on an axis of ``degree``, in equal pieces."""
+    if state.kind != "S":
+        return True
+    if state.dim >= len(shape):
+        return False
+    return shape[state.dim] % (state.parts * degree) == 0 and shape[state.dim] > 0
+
+
+def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    """The shape of one rank's piece of a tensor of global ``shape``; raises :class:`LayoutError` if uneven.
+
+    >>> local_shape((8, 24), (S(1, 3),), Mesh.of({"tp": 4}))
+    (8, 6)
+    """
+    sizes = list(shape)
+    for state, (axis, degree) in zip(layout, mesh.axes, strict=True):
+        if state.kind == "S":
+            if not divides(tuple(sizes), state, degree):
+                raise LayoutError(f"shape {shape} cannot be {state}@{axis}: degree {degree} does not divide it evenly")
+            sizes[state.dim] //= degree
+    return tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How one state becomes another: what runs forward, and what runs backward on the gradient.
+
+    Each is ``"all_gather"``, ``"all_reduce"``, ``"reduce_scatter"`` or ``"all_to_all"`` (they communicate), or
+    ``"slice"``, ``"pad"`` (zeros elsewhere), ``"keep"`` (on the first rank, zeros elsewhere), or ``"none"``.
+    """
+
+    forward: str
+    backward: str
+
+
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+
+#: Design 2.2. Every pair of kinds is here; ``R -> P`` keeps forward, and its cotangent (whole) is kept on one rank.
+CONVERSIONS: dict[tuple[str, str], Conversion] = {
+    ("S", "I"): Conversion("all_gather", "slice"),
+    ("S", "R"): Conversion("all_gather", "reduce_scatter"),
+    ("S", "S"): Conversion("all_to_all", "all_to_all"),
+    ("S", "P"): Conversion("pad", "slice"),
+    ("P", "I"): Conversion("all_reduce", "none"),
+    ("P", "R"): Conversion("all_reduce", "all_reduce"),
+    ("P", "S"): Conversion("reduce_scatter", "all_gather"),
+    ("I", "R"): Conversion("none", "all_reduce"),
+    ("I", "S"): Conversion("slice", "all_gather"),
+    ("I", "P"): Conversion("keep", "none"),
+    ("R", "S"): Conversion("slice", "pad"),
+    ("R", "I"): Conversion("none", "keep"),
+    ("R", "P"): Conversion("keep", "keep"),
+}
+
+
+def conversion(src: State, dst: State) -> Conversion:
+    """The conversion from ``src`` to a different state ``dst`` (design 2.2); raises :class:`LayoutError` if equal.
+
+    >>> conversion(P, S(1))
+    Conversion(forward='reduce_scatter', backward='all_gather')
+    """
+    if src == dst:
+        raise LayoutError(f"{src} -> {dst} is not a conversion")
+    return CONVERSIONS[src.kind, dst.kind]
+
+
+def without_gradient(state: State) -> State:
+    """``R`` and ``I`` are the same for a tensor that carries no gradient: both are written ``I``."""
+    return I if state == R else state
