@@ -1,0 +1,57 @@
+# Everything runs in a virtual environment that the first target makes: `make demo`, `make test`.
+# Where pip looks, and for which torch build, is pip's own configuration (PIP_EXTRA_INDEX_URL, pip.conf).
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+STAMP  := $(VENV)/.installed
+TORCH  := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: help install demo test lint format format-check types check bench clean
+
+help:
+	@echo "make demo          train a small Llama on 1 and on 2 processes and compare (under 3 minutes)"
+	@echo "make test          the whole test suite"
+	@echo "make check         format-check, lint, types and test: what CI runs"
+	@echo "make format        rewrite the sources in the project's format"
+	@echo "make bench         measure planning time on this machine"
+	@echo "make clean         remove the virtual environment and what was built"
+
+install: $(STAMP)
+
+# torch first and alone: the largest download, and the rest then resolves against it.
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard csrc/*)
+	@echo "installing fxpar and what it needs into $(VENV) (once; torch is large)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt $(TORCH)
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[zoo,test,dev]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/fxpar demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+check: format-check lint types test
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/search_time.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f fxpar/_native*.so
