@@ -7,11 +7,28 @@ What an operation means, costs or may be split into is elsewhere (:mod:`fxpar.ru
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from fxpar.errors import CaptureError
+
+
+_BITS = re.compile(r"(\d+)")
+
+
+@lru_cache
+def item_bytes(dtype: str) -> int:
+    """Bytes per element of a torch dtype by name.
+
+    >>> item_bytes("bfloat16"), item_bytes("complex64"), item_bytes("bool"), item_bytes("float8_e4m3fn")
+    (2, 8, 1, 1)
+    """
+    bits = _BITS.search(dtype)
+    return max(1, int(bits[1]) // 8) if bits else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,11 @@ class Value:
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{'~' if self.grad else ''}"
+
+    @property
+    def bytes(self) -> int:
+        """The size of the whole tensor in bytes."""
+        return math.prod(self.shape) * item_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,171 @@
+"""Space + cluster -> the priced program: seconds per choice of every slot, seconds per conversion tree of every flow.
+
+In: a :class:`~fxpar.space.Space`, a :class:`~fxpar.cluster.Cluster`. Out: :class:`Priced`, whose ``problem`` the solver
+takes. Its first variables are the space's slots, in order. Times are seconds of one training step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from fxpar.cluster import Cluster, Link
+from fxpar.cost.comm import arc_seconds
+from fxpar.cost.compute import node_seconds, optimizer_seconds
+from fxpar.cost.trees import subset_costs
+from fxpar.graph import Value
+from fxpar.layout import I, R, State, without_gradient
+from fxpar.rules.strategy import Strategy
+from fxpar.rules.work import flops
+from fxpar.solver.problem import CostTable, Factor, Variable
+from fxpar.space import Flow, Slot, Space
+
+#: A factor over more entries than this is chained through auxiliary variables over sets of states.
+MAX_TABLE_ENTRIES = 200_000
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A space with its prices. ``problem`` may have auxiliary variables after those of the slots."""
+
+    space: Space
+    cluster: Cluster
+    problem: CostTable
+    trees: tuple[FlowPrice, ...]
+
+    def seconds(self, choice: tuple[int, ...]) -> float:
+        """Seconds of a step under ``choice`` (one entry per slot; further entries are not read)."""
+        total = sum(float(self.problem.variables[slot].costs[choice[slot]]) for slot in range(len(self.space.slots)))
+        return total + sum(tree.weight * tree.seconds(choice) for tree in self.trees)
+
+
+@dataclass(frozen=True)
+class FlowPrice:
+    """What a flow costs: ``costs[root, mask]`` for the producer's state and the set of states that are needed.
+
+    ``roots`` maps the producer's choices to rows, ``masks`` each reading slot's choices to the set it needs.
+    """
+
+    weight: int
+    states: tuple[State, ...]
+    arcs: np.ndarray
+    costs: np.ndarray
+    producer: int
+    roots: np.ndarray
+    masks: dict[int, np.ndarray]
+
+    def seconds(self, choice: tuple[int, ...]) -> float:
+        """Seconds of one passage under ``choice``."""
+        mask = reduce(int.__or__, (int(masks[choice[slot]]) for slot, masks in self.masks.items()), 0)
+        return float(self.costs[self.roots[choice[self.producer]], mask])
+
+
+def price(space: Space, cluster: Cluster) -> Priced:
+    """Price every choice and every conversion of ``space`` on ``cluster``."""
+    (link,) = cluster.axis_links(space.mesh)
+    variables = [Variable(slot.name, _slot_costs(space, slot, cluster)) for slot in space.slots]
+    cache: dict[tuple[object, ...], tuple[tuple[State, ...], np.ndarray, np.ndarray]] = {}
+    trees = tuple(_flow_price(space, flow, cluster, link, cache) for flow in space.flows)
+    factors: list[Factor] = []
+    for flow, tree in zip(space.flows, trees, strict=True):
+        factors += _factors(flow, tree, variables)
+    return Priced(space, cluster, CostTable(tuple(variables), tuple(factors)), trees)
+
+
+def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
+    if slot.kind == "parameter":
+        graph = space.program.graphs()[slot.graph]
+        meta = graph.values[graph.inputs[slot.index].value]
+        return np.array([slot.weight * _update_seconds(meta, item, space, cluster) for item in slot.strategies])
+    if slot.kind != "node":
+        return np.zeros(len(slot.strategies))
+    graph = space.program.graphs()[slot.graph]
+    node = graph.nodes[slot.index]
+    operands = [graph.values[value] for value in node.operands]
+    outputs = [graph.values[out] for out in node.outputs if out is not None]
+    work, dtype = flops(graph, node), (outputs or operands or [Value((), "float32")])[0].dtype
+    grad = any(meta.grad for meta in outputs)
+    seconds = []
+    for item in slot.strategies:
+        moved = sum(_local_bytes(m, s, space) for m, s in zip(operands, item.inputs, strict=True))
+        moved += sum(_local_bytes(m, s, space) for m, s in zip(outputs, item.outputs, strict=True))
+        share = work / space.mesh.degrees[0] if item.divided else work
+        seconds.append(slot.weight * node_seconds(share, moved, dtype, cluster, op=node.op, grad=grad))
+    return np.array(seconds)
+
+
+def _update_seconds(meta: Value, strategy: Strategy, space: Space, cluster: Cluster) -> float:
+    return optimizer_seconds(_local_bytes(meta, strategy.outputs[0], space), cluster) if meta.grad else 0.0
+
+
+def _local_bytes(meta: Value, state: State, space: Space) -> float:
+    return meta.bytes / space.mesh.degrees[0] if state.kind == "S" else float(meta.bytes)
+
+
+def _flow_price(
+    space: Space,
+    flow: Flow,
+    cluster: Cluster,
+    link: Link,
+    cache: dict[tuple[object, ...], tuple[tuple[State, ...], np.ndarray, np.ndarray]],
+) -> FlowPrice:
+    produced = [
+        _state(item.outputs[flow.producer.position], flow.meta) for item in space.slots[flow.producer.slot].strategies
+    ]
+    needed: dict[int, list[list[State]]] = {}
+    for use in flow.consumers:
+        read = [_state(item.inputs[use.position], flow.meta) for item in space.slots[use.slot].strategies]
+        needed.setdefault(use.slot, []).append(read)
+    targets = {state for reads in needed.values() for read in reads for state in read}
+    between = {I, R} if flow.meta.grad else {I}
+    states = tuple(sorted(targets | set(produced) | between))
+    most = sum(len(reads) for reads in needed.values())
+    key = (flow.meta, states, tuple(sorted(targets)), most)
+    if key not in cache:
+        degree = space.mesh.degrees[0]
+        arcs = np.array([[0.0 if a == b else arc_seconds(a, b, flow.meta, degree, link, cluster) for b in states]
+                         for a in states])  # fmt: skip
+        cache[key] = (states, arcs, subset_costs(arcs, most))
+    states, arcs, costs = cache[key]
+    number = {state: index for index, state in enumerate(states)}
+    masks = {
+        slot: np.array([reduce(int.__or__, (1 << number[read[item]] for read in reads)) for item in range(len(reads[0]))])
+        for slot, reads in needed.items()
+    }  # fmt: skip
+    roots = np.array([number[state] for state in produced])
+    return FlowPrice(flow.weight, states, arcs, costs, flow.producer.slot, roots, masks)
+
+
+def _state(state: State, meta: Value) -> State:
+    return state if meta.grad else without_gradient(state)
+
+
+def _factors(flow: Flow, tree: FlowPrice, variables: list[Variable]) -> list[Factor]:
+    """The tables of one flow: one table, or, if that is too large, a chain over growing sets of needed states."""
+    slots = tuple(tree.masks)
+    entries = len(tree.roots)
+    for slot in slots:
+        entries *= len(tree.masks[slot])
+    if entries <= MAX_TABLE_ENTRIES:
+        mask = _outer_or([tree.masks[slot] for slot in slots])
+        table = tree.costs[tree.roots.reshape((-1,) + (1,) * mask.ndim), mask[None]]
+        return [Factor((tree.producer, *slots), tree.weight * table)]
+    factors, reached, before = [], tree.masks[slots[0]], slots[0]
+    for slot in slots[1:]:
+        union = _outer_or([reached, tree.masks[slot]])
+        after = np.unique(union)
+        variables.append(Variable(f"states of {flow.graph} %{flow.value} up to slot {slot}", np.zeros(len(after))))
+        agrees = np.where(union[..., None] == after, 0.0, np.inf)
+        factors.append(Factor((before, slot, len(variables) - 1), agrees))
+        reached, before = after, len(variables) - 1
+    table = tree.costs[tree.roots[:, None], reached[None, :]]
+    return [*factors, Factor((tree.producer, before), tree.weight * table)]
+
+
+def _outer_or(masks: list[np.ndarray]) -> np.ndarray:
+    result = masks[0]
+    for mask in masks[1:]:
+        result = result[..., None] | mask
+    return result
