@@ -1,0 +1,260 @@
+"""Priced space + a choice per slot -> Plan: strategies per node, conversion trees, collectives, what is not split.
+
+In: :class:`~fxpar.cost.price.Priced` and one choice per slot, from the solver, from a seed, or from a hand-written
+layout. Out: :class:`~fxpar.plans.Plan`. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fxpar.cost.comm import arc_seconds, wire_bytes
+from fxpar.cost.price import Priced
+from fxpar.cost.trees import conversion_tree
+from fxpar.graph import Graph, Node, Ref, Value
+from fxpar.layout import COLLECTIVES, I, Layout, conversion, without_gradient
+from fxpar.plans import Arc, Choice, Collective, GraphPlan, NodePlan, Plan, Unsplit
+from fxpar.rules.strategy import Strategy
+from fxpar.space import Slot, Space
+
+
+def assemble(
+    priced: Priced,
+    choice: Sequence[int],
+    *,
+    status: str = "given",
+    bound_seconds: float | None = None,
+    gap: float = 0.0,
+    marginals: Sequence[np.ndarray] | None = None,
+) -> Plan:
+    """The plan that takes ``choice[i]`` at slot ``i``.
+
+    ``marginals`` (for each slot, the best step in seconds for each of its choices) adds runner-ups and reasons.
+    """
+    space = priced.space
+    picked = tuple(int(item) for item in choice[: len(space.slots)])
+    strategies = [slot.strategies[item] for slot, item in zip(space.slots, picked, strict=True)]
+    plans = {name: _graph_plan(priced, name, graph, strategies) for name, graph in space.program.graphs().items()}
+    objective = priced.seconds(picked)
+    return Plan(
+        mesh=space.mesh,
+        cluster=priced.cluster.name,
+        program=space.program.digest(),
+        graphs=plans,
+        instances={node.module: node.op.removeprefix("block:") for node in space.program.top.nodes
+                   if node.op.startswith("block:")},
+        parameters=_parameters(space, strategies),
+        collectives=collectives(space, plans),
+        objective_seconds=objective,
+        bound_seconds=objective if bound_seconds is None else bound_seconds,
+        gap=gap,
+        status=status,
+        whole_seconds=priced.seconds(whole_choice(space)),
+        split_seconds=_split_seconds(space, strategies, objective, marginals),
+        parameter_bytes=sum(meta.bytes for _, meta, _ in _parameter_slots(space)),
+        unsplit=tuple(_unsplit(space, picked, marginals)),
+        unruled_ops=space.unruled,
+        choices=tuple(_choices(priced, picked, marginals)),
+    )  # fmt: skip
+
+
+def whole_choice(space: Space) -> tuple[int, ...]:
+    """The choice that splits nothing: the first strategy of every slot is whole, in state ``I``."""
+    return (0,) * len(space.slots)
+
+
+def random_choice(space: Space, seed: int) -> tuple[int, ...]:
+    """A valid plan drawn with ``seed``: any combination of strategies is valid, conversions join them."""
+    random = np.random.default_rng(seed)
+    return tuple(int(random.integers(len(slot.strategies))) for slot in space.slots)
+
+
+def collectives(space: Space, plans: dict[str, GraphPlan]) -> tuple[Collective, ...]:
+    """Every collective that one step of the planned model runs, forward and backward, equal ones counted."""
+    found: Counter[Collective] = Counter()
+    (axis, degree) = space.mesh.axes[0]
+    for name, graph in space.program.graphs().items():
+        modules = [""] if name == "top" else list(space.program.instances(name))
+        for value, arcs in plans[name].trees.items():
+            meta = graph.values[value]
+            returning = _states_with_gradient(space, graph, plans[name], value)
+            for src, dst in arcs:
+                step = conversion(src[0], dst[0])
+                phases = [("forward", step.forward)]
+                if meta.grad and _leads_to(dst, arcs, returning):
+                    phases.append(("backward", step.backward))
+                for phase, kind in phases:
+                    if kind in COLLECTIVES:
+                        size = wire_bytes(kind, meta.bytes, degree)
+                        found.update(Collective(module, phase, kind, axis, size) for module in modules)
+    return tuple(
+        Collective(item.module, item.phase, item.kind, item.axis, item.wire_bytes, count)
+        for item, count in sorted(found.items())
+    )
+
+
+def _states_with_gradient(space: Space, graph: Graph, plan: GraphPlan, value: int) -> set[Layout]:
+    """The layouts in which ``value`` is read by something that sends a gradient back."""
+    found: set[Layout] = set()
+    for node, node_plan in zip(graph.nodes, plan.nodes, strict=True):
+        for position, operand in enumerate(node.operands):
+            if operand == value and _sends_gradient(space, node, position):
+                found.add(node_plan.inputs[position])
+    for out, layout in zip(graph.outputs, plan.outputs, strict=True):
+        if out == Ref(value) and layout is not None:
+            found.add(layout)
+    return found
+
+
+def _sends_gradient(space: Space, node: Node, position: int) -> bool:
+    if node.op.startswith("block:"):
+        block = space.program.blocks[node.op.removeprefix("block:")]
+        entry = [item for item in block.inputs if item.kind == "input"][position]
+        return block.values[entry.value].grad
+    return node.op != "aten.detach.default"
+
+
+def _leads_to(state: Layout, arcs: tuple[Arc, ...], wanted: set[Layout]) -> bool:
+    return state in wanted or any(_leads_to(dst, arcs, wanted) for src, dst in arcs if src == state)
+
+
+def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strategy]) -> GraphPlan:
+    space = priced.space
+    inputs = tuple((strategies[space.input_slots[name, index]].outputs[0],) for index in range(len(graph.inputs)))
+    nodes = tuple(_node_plan(space, name, index, node, strategies) for index, node in enumerate(graph.nodes))
+    outputs = tuple(
+        (strategies[space.output_slots[name, index]].inputs[0],) if isinstance(out, Ref) else None
+        for index, out in enumerate(graph.outputs)
+    )
+    updates = tuple((strategies[space.update_slots[name, index]].inputs[0],) for index in range(len(graph.updates)))
+    produced = {item.value: layout for item, layout in zip(graph.inputs, inputs, strict=True)}
+    wanted: dict[int, dict[Layout, None]] = {}
+    for node, plan in zip(graph.nodes, nodes, strict=True):
+        tensors = [out for out in node.outputs if out is not None]
+        produced.update(zip(tensors, plan.outputs, strict=True))
+        for value, layout in zip(node.operands, plan.inputs, strict=True):
+            wanted.setdefault(value, {})[layout] = None
+    finals = [(out.value, layout) for out, layout in zip(graph.outputs, outputs, strict=True) if isinstance(out, Ref)]
+    finals += [(value, layout) for (_, value), layout in zip(graph.updates, updates, strict=True)]
+    for value, layout in finals:
+        if layout is not None:
+            wanted.setdefault(value, {})[layout] = None
+    trees = {}
+    for value, layouts in wanted.items():
+        arcs = _tree(priced, graph.values[value], produced[value], tuple(layouts))
+        if arcs:
+            trees[value] = arcs
+    return GraphPlan(graph.digest(), inputs, nodes, outputs, updates, trees)
+
+
+def _node_plan(space: Space, name: str, index: int, node: Node, strategies: list[Strategy]) -> NodePlan:
+    if not node.op.startswith("block:"):
+        return NodePlan((strategies[space.node_slots[name, index]],))
+    block = node.op.removeprefix("block:")
+    entries = [i for i, item in enumerate(space.program.blocks[block].inputs) if item.kind == "input"]
+    leaves = [i for i, out in enumerate(node.outputs) if out is not None]
+    return NodePlan(
+        (
+            Strategy(
+                node.op,
+                tuple(strategies[space.input_slots[block, i]].inputs[0] for i in entries),
+                tuple(strategies[space.output_slots[block, i]].outputs[0] for i in leaves),
+            ),
+        )
+    )
+
+
+def _tree(priced: Priced, meta: Value, src: Layout, targets: tuple[Layout, ...]) -> tuple[Arc, ...]:
+    plain = {_plain(target, meta) for target in targets} - {_plain(src, meta)}
+    if not plain:
+        return ()
+    (link,) = priced.cluster.axis_links(priced.space.mesh)
+    degree = priced.space.mesh.degrees[0]
+
+    def seconds(a: Layout, b: Layout) -> float:
+        return arc_seconds(a[0], b[0], meta, degree, link, priced.cluster)
+
+    return conversion_tree(_plain(src, meta), sorted(plain), seconds, grad=meta.grad).arcs
+
+
+def _plain(layout: Layout, meta: Value) -> Layout:
+    return layout if meta.grad else tuple(without_gradient(state) for state in layout)
+
+
+def _parameter_slots(space: Space) -> Iterator[tuple[str, Value, int | None]]:
+    """Every parameter: its name, its value, its slot (``None`` if no graph reads it)."""
+    graphs = space.program.graphs()
+    for name, number in space.parameter_slots.items():
+        slot = space.slots[number]
+        graph = graphs[slot.graph]
+        yield name, graph.values[graph.inputs[slot.index].value], number
+
+
+def _parameters(space: Space, strategies: list[Strategy]) -> dict[str, Layout]:
+    read = {name: (strategies[number].outputs[0],) for name, number in space.parameter_slots.items()}
+    return {**read, **dict.fromkeys(space.program.unused, (I,) * len(space.mesh.axes))}
+
+
+def _unsplit(space: Space, picked: Sequence[int], marginals: Sequence[np.ndarray] | None) -> Iterator[Unsplit]:
+    axis, degree = space.mesh.axes[0]
+    for name, meta, number in _parameter_slots(space):
+        if number is None or _is_split(space.slots[number], picked[number]):
+            continue
+        choices = space.slots[number].strategies
+        split = [item for item in range(len(choices)) if _is_split(space.slots[number], item)]
+        if degree == 1:
+            reason = f"axis {axis} has degree 1"
+        elif not split:
+            reason = f"no dim of {list(meta.shape)} divides by {degree}"
+        elif marginals is None:
+            reason = "chosen so"
+        else:
+            extra = min(float(marginals[number][item]) for item in split) - float(marginals[number][picked[number]])
+            reason = f"any split would make the step {extra * 1e6:.3g} us longer"
+        yield Unsplit(name, meta.bytes, reason)
+
+
+def _is_split(slot: Slot, item: int) -> bool:
+    return slot.strategies[item].outputs[0].kind == "S"
+
+
+def _split_seconds(
+    space: Space, strategies: list[Strategy], objective: float, marginals: Sequence[np.ndarray] | None
+) -> float | None:
+    numbers = set(space.parameter_slots.values())
+    if any(strategies[number].outputs[0].kind == "S" for number in numbers):
+        return objective
+    if marginals is None:
+        return None
+    found = [
+        float(marginals[number][item])
+        for number in numbers
+        for item in range(len(space.slots[number].strategies))
+        if _is_split(space.slots[number], item)
+    ]
+    return min(found, default=None)
+
+
+def _choices(priced: Priced, picked: Sequence[int], marginals: Sequence[np.ndarray] | None) -> Iterator[Choice]:
+    space = priced.space
+    graphs = space.program.graphs()
+    for number, slot in enumerate(space.slots):
+        if slot.kind not in ("node", "parameter"):
+            continue
+        graph = graphs[slot.graph]
+        node = graph.nodes[slot.index] if slot.kind == "node" else None
+        name = slot.strategies[picked[number]].name
+        seconds = float(priced.problem.variables[number].costs[picked[number]]) / max(slot.weight, 1)
+        runner, extra = None, None
+        if marginals is not None and len(slot.strategies) > 1:
+            others = [item for item in range(len(slot.strategies)) if item != picked[number]]
+            best = min(others, key=lambda item: (float(marginals[number][item]), item))
+            runner = slot.strategies[best].name
+            extra = max(0.0, float(marginals[number][best]) - float(marginals[number][picked[number]]))
+        module = node.module if node else graph.inputs[slot.index].name
+        op, source = (node.op, node.source) if node else ("parameter", "")
+        yield Choice(slot.graph, module, op, source, name, seconds, slot.weight, runner, extra)
+

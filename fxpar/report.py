@@ -1,0 +1,138 @@
+"""Plan -> text a person reads: :func:`summary` (``print(plan)``) and :func:`explain`.
+
+In: a :class:`~fxpar.plans.Plan`. Out: plain text. Nothing is computed that the plan does not already say.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from fxpar.errors import PlanError
+from fxpar.layout import Layout, Mesh
+from fxpar.plans import Choice, Plan
+
+_STEP = 1024.0
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds with the unit that fits.
+
+    >>> seconds_text(0.00123), seconds_text(2.5), seconds_text(3e-6)
+    ('1.23 ms', '2.5 s', '3 us')
+    """
+    for limit, factor, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
+        if seconds >= limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def bytes_text(size: float) -> str:
+    """Bytes with the binary unit that fits.
+
+    >>> bytes_text(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _STEP:
+            return f"{size:.4g} {unit}"
+        size /= _STEP
+    return f"{size:.4g} TiB"
+
+
+def layout_text(layout: Layout, mesh: Mesh) -> str:
+    """A layout with its axes: ``"S0@tp"``; whole on every axis is ``"replicated"``."""
+    parts = [f"{state}@{axis}" for state, axis in zip(layout, mesh.names, strict=True) if state.kind != "I"]
+    return " ".join(parts) or "replicated"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Rows as lines of aligned columns."""
+    cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def summary(plan: Plan) -> str:
+    """The whole plan on a page: time, parameters (folded blocks once), collectives, and what is not split and why."""
+    mesh = " x ".join(f"{axis}={degree}" for axis, degree in plan.mesh.axes)
+    lines = [f"fxpar plan {plan.digest} on {mesh} ({plan.cluster}): {plan.status}, gap {100 * plan.gap:.2g} %"]
+    lines += ["", *_times(plan), "", *table(("parameter", "state", "x"), _parameter_rows(plan))]
+    if plan.collectives:
+        lines += ["", *table(("collective", "axis", "phase", "per step", "wire bytes each"), _collective_rows(plan))]
+    else:
+        lines += ["", "no collectives"]
+    lines += ["", *_unsplit(plan)]
+    lines += [f"no rule, computed whole: {op} in {module or 'the model'} x{count}" for op, module, count in plan.unruled_ops]
+    lines += [f"note: {note}" for note in plan.notes]
+    if plan.timings:
+        lines.append("planned in " + ", ".join(f"{name} {seconds_text(t)}" for name, t in plan.timings.items()))
+    return "\n".join(lines)  # fmt: skip
+
+
+def _times(plan: Plan) -> list[str]:
+    lines = [f"step {seconds_text(plan.objective_seconds)}, without any split {seconds_text(plan.whole_seconds)}"]
+    if all(state.kind != "S" for layout in plan.parameters.values() for state in layout):
+        if plan.split_seconds is None:
+            lines.append("nothing is split")
+        else:
+            lines.append(
+                f"nothing is split, because that is faster: the best step that splits a parameter takes "
+                f"{seconds_text(plan.split_seconds)}"
+            )
+    return lines
+
+
+def _parameter_rows(plan: Plan) -> list[tuple[str, str, int]]:
+    rows: Counter[tuple[str, str]] = Counter()
+    paths = sorted(plan.instances, key=len, reverse=True)
+    for name, layout in plan.parameters.items():
+        inside = next((path for path in paths if name.startswith(path + ".")), None)
+        shown = name if inside is None else f"[{plan.instances[inside]}]{name[len(inside) :]}"
+        rows[shown, layout_text(layout, plan.mesh)] += 1
+    return [(name, layout, count) for (name, layout), count in rows.items()]
+
+
+def _collective_rows(plan: Plan) -> list[tuple[str, str, str, int, str]]:
+    rows: Counter[tuple[str, str, str, int]] = Counter()
+    for item in plan.collectives:
+        rows[item.kind, item.axis, item.phase, item.wire_bytes] += item.count
+    return [(kind, axis, phase, count, bytes_text(size)) for (kind, axis, phase, size), count in sorted(rows.items())]
+
+
+def _unsplit(plan: Plan) -> list[str]:
+    share = f"{100 * plan.unsplit_share:.3g} % of the parameter bytes are not split"
+    if not plan.unsplit:
+        return [share]
+    reasons: Counter[str] = Counter()
+    for item in plan.unsplit:
+        reasons[item.reason] += item.bytes
+    return [share + ", because:", *[f"  {bytes_text(size)}: {why}" for why, size in reasons.most_common(6)]]
+
+
+def explain(plan: Plan, module: str = "") -> str:
+    """A line per operation under ``module``: its strategy, its seconds, and its runner-up's extra seconds."""
+    found = [choice for choice in plan.choices if _runs_under(plan, choice, module)]
+    if not found:
+        names = sorted({path for choice in plan.choices for path in _paths(plan, choice)})
+        near = difflib.get_close_matches(module, names, n=3, cutoff=0.3)
+        raise PlanError(f"no operation runs in {module!r}; nearest: {', '.join(near) or 'none'}")
+    rows = []
+    for choice in found:
+        extra = "" if choice.runner_up_seconds is None else f"+{seconds_text(choice.runner_up_seconds)}"
+        op = choice.op.removeprefix("aten.")
+        rows.append((choice.module, op, choice.strategy, seconds_text(choice.seconds), choice.runner_up or "", extra))
+    return "\n".join(table(("module", "operation", "strategy", "seconds", "runner-up", "a step with it"), rows))
+
+
+def _paths(plan: Plan, choice: Choice) -> list[str]:
+    if choice.graph == "top":
+        return [choice.module]
+    instances = [path for path, block in plan.instances.items() if block == choice.graph]
+    return [f"{path}.{choice.module}" if choice.module else path for path in instances]
+
+
+def _runs_under(plan: Plan, choice: Choice, module: str) -> bool:
+    return any(not module or path == module or path.startswith(module + ".") for path in _paths(plan, choice))
