@@ -29,6 +29,8 @@ def assemble(
     bound_seconds: float | None = None,
     gap: float = 0.0,
     marginals: Sequence[np.ndarray] | None = None,
+    notes: tuple[str, ...] = (),
+    stats: dict[str, int] | None = None,
 ) -> Plan:
     """The plan that takes ``choice[i]`` at slot ``i``.
 
@@ -58,6 +60,8 @@ def assemble(
         unsplit=tuple(_unsplit(space, picked, marginals)),
         unruled_ops=space.unruled,
         choices=tuple(_choices(priced, picked, marginals)),
+        notes=notes,
+        stats=stats or {},
     )  # fmt: skip
 
 
@@ -88,7 +92,7 @@ def collectives(space: Space, plans: dict[str, GraphPlan]) -> tuple[Collective, 
                     phases.append(("backward", step.backward))
                 for phase, kind in phases:
                     if kind in COLLECTIVES:
-                        size = wire_bytes(kind, meta.bytes, degree)
+                        size = round(wire_bytes(kind, meta.bytes, degree))
                         found.update(Collective(module, phase, kind, axis, size) for module in modules)
     return tuple(
         Collective(item.module, item.phase, item.kind, item.axis, item.wire_bytes, count)
@@ -257,4 +261,3 @@ def _choices(priced: Priced, picked: Sequence[int], marginals: Sequence[np.ndarr
         module = node.module if node else graph.inputs[slot.index].name
         op, source = (node.op, node.source) if node else ("parameter", "")
         yield Choice(slot.graph, module, op, source, name, seconds, slot.weight, runner, extra)
-

@@ -65,11 +65,13 @@ def summary(plan: Plan) -> str:
     else:
         lines += ["", "no collectives"]
     lines += ["", *_unsplit(plan)]
-    lines += [f"no rule, computed whole: {op} in {module or 'the model'} x{count}" for op, module, count in plan.unruled_ops]
+    lines += [
+        f"no rule, computed whole: {op} in {module or 'the model'} x{count}" for op, module, count in plan.unruled_ops
+    ]
     lines += [f"note: {note}" for note in plan.notes]
     if plan.timings:
         lines.append("planned in " + ", ".join(f"{name} {seconds_text(t)}" for name, t in plan.timings.items()))
-    return "\n".join(lines)  # fmt: skip
+    return "\n".join(lines)
 
 
 def _times(plan: Plan) -> list[str]:
