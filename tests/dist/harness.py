@@ -1,0 +1,116 @@
+"""Run a function on n gloo ranks, in worker processes that live as long as the test session.
+
+``run_ranks(n, fn, *args)`` runs ``fn(*args)`` on ``n`` ranks with ``torch.distributed`` initialised and returns the
+results in rank order. A failing rank's traceback is raised here; ranks that hang are killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+#: After one rank has failed, the others get this long to fail or finish by themselves.
+GRACE_SECONDS = 3.0
+
+
+class RankFailure(AssertionError):  # noqa: N818
+    """A rank raised, hung or died."""
+
+
+class _Worker:
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, sys.path), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+_workers: list[_Worker] = []
+
+
+def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+    """``fn(*args)`` on ``n`` ranks; ``fn`` is a module-level function, arguments and results can be pickled."""
+    while len(_workers) < n:
+        _workers.append(_Worker())
+    crew = _workers[:n]
+    with tempfile.TemporaryDirectory() as folder:
+        task = pickle.dumps((fn, args))
+        for rank, worker in enumerate(crew):
+            worker.pipe.send_bytes(pickle.dumps((rank, n, os.path.join(folder, "store"), task)))
+        results, failures = _collect(crew, time.monotonic() + timeout)
+    hung = [rank for rank in range(n) if rank not in results and rank not in failures]
+    if hung or failures:
+        for worker in crew:
+            worker.stop()
+            _workers.remove(worker)
+    if failures:
+        raise RankFailure("\n".join(f"rank {rank}:\n{text}" for rank, text in failures.items()))
+    if hung:
+        raise RankFailure(f"ranks {hung} did not finish within {timeout} s")
+    return [results[rank] for rank in range(n)]
+
+
+def _collect(crew: list[_Worker], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
+    """Results and tracebacks by rank, each in order of arrival."""
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    waiting: dict[Any, int] = {worker.pipe: rank for rank, worker in enumerate(crew)}
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for pipe in wait(list(waiting), left):
+            assert isinstance(pipe, Connection)
+            rank = waiting.pop(pipe)
+            try:
+                good, value = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                good, value = False, "the process died"
+            if good:
+                results[rank] = value
+            else:
+                failures[rank] = value
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    return results, failures
+
+
+def _serve(pipe: Connection, path: list[str]) -> None:
+    sys.path[:] = path
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            rank, n, store, task = pickle.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        try:
+            fn, args = pickle.loads(task)
+            torch.manual_seed(0)
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
+            answer = pickle.dumps((True, fn(*args)))
+            dist.barrier()
+            dist.destroy_process_group()
+        except BaseException:
+            answer = pickle.dumps((False, traceback.format_exc()))
+        pipe.send_bytes(answer)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for worker in _workers:
+        worker.stop()
