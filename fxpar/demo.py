@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 import fxpar
-from fxpar.progress import progress
-from fxpar.commands import tables
+from fxpar import tables
 from fxpar.errors import FxparError
 from fxpar.plans import Plan
+from fxpar.progress import progress
 
 #: The losses may differ by this much, relative: float32 sums are added in another order.
 TOLERANCE = 1e-4

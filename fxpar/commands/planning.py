@@ -9,8 +9,8 @@ import argparse
 import sys
 from typing import Any
 
-from fxpar.progress import progress
 from fxpar.commands import options
+from fxpar.progress import progress
 
 
 def add(commands: Any) -> None:
