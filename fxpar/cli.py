@@ -27,7 +27,8 @@ def version() -> str:
     """The version, and whether the native core or its numpy reference computes."""
     from fxpar import kernels
 
-    return f"fxpar {fxpar.__version__} ({kernels.describe()})"
+    core = "native core" if kernels.DEFAULT == "native" else "numpy core: the native one was not built"
+    return f"fxpar {fxpar.__version__} ({core})"
 
 
 def parser() -> argparse.ArgumentParser:
