@@ -18,10 +18,10 @@ from torch import nn
 
 from fxpar.errors import FxparError
 from fxpar.layout import Mesh
-from fxpar.training_step import Difference, double, named_tensors, train_step
 from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.processes import run_ranks
+from fxpar.training_step import Difference, double, named_tensors, train_step
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
 
