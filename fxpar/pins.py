@@ -43,12 +43,14 @@ def pin(
     parameters: Mapping[str, str | Layout] | None = None,
     enter: Mapping[str, str] | None = None,
     leave: Mapping[str, str] | None = None,
+    nodes: Mapping[str, str] | None = None,
 ) -> Pins:
-    """The choices that remain when parameters, block inputs and block outputs are held in the given states.
+    """The choices that remain when parameters, block inputs and outputs, and operations' outputs are held in states.
 
-    Keys are globs: over parameter names, and over ``"<block>.<number>"`` for the inputs (``enter``) and outputs
-    (``leave``) of folded blocks. Raises :class:`PlanError` for a glob that matches nothing, with the nearest names,
-    and :class:`InfeasibleError` for a state that a tensor cannot be in.
+    Keys are globs: over parameter names; over ``"<block>.<number>"`` for the inputs (``enter``) and outputs
+    (``leave``) of folded blocks; over ``"<graph>:<module>:<op>"`` for operations (``nodes``: their first output).
+    Raises :class:`PlanError` for a glob that matches nothing, with the nearest names, and :class:`InfeasibleError`
+    for a state that a tensor cannot be in.
     """
     pins: Pins = {}
     names = space.parameter_slots
@@ -62,6 +64,17 @@ def pin(
             wanted = parse_layout(text, space.mesh)
             for name in _matching(pattern, slots, f"block {'input' if kind == 'enter' else 'output'}"):
                 _narrow(pins, space, slots[name], wanted, lambda item: item.outputs, name)
+    graphs = space.program.graphs()
+    ops = {}
+    for number, slot in enumerate(space.slots):
+        if slot.kind == "node":
+            ops[f"{slot.graph}:{graphs[slot.graph].nodes[slot.index].module}:{slot.name}", number] = number
+    for pattern, text in (nodes or {}).items():
+        wanted = parse_layout(text, space.mesh)
+        hits = set(_matching(pattern, dict.fromkeys(name for name, _ in ops), "operation"))
+        for name, number in ops:
+            if name in hits:
+                _narrow(pins, space, number, wanted, lambda item: item.outputs, name)
     return pins
 
 
