@@ -45,7 +45,8 @@ class Priced:
 class FlowPrice:
     """What a flow costs: ``costs[root, mask]`` for the producer's state and the set of states that are needed.
 
-    ``roots`` maps the producer's choices to rows, ``masks`` each reading slot's choices to the set it needs.
+    ``roots`` maps the producer's choices to states, ``reads`` each reading slot's choices to states (one per reading),
+    ``masks`` to the set of them. ``arcs`` are the seconds between ``states``.
     """
 
     weight: int
@@ -54,6 +55,7 @@ class FlowPrice:
     costs: np.ndarray
     producer: int
     roots: np.ndarray
+    reads: dict[int, np.ndarray]
     masks: dict[int, np.ndarray]
 
     def seconds(self, choice: tuple[int, ...]) -> float:
@@ -66,7 +68,7 @@ def price(space: Space, cluster: Cluster) -> Priced:
     """Price every choice and every conversion of ``space`` on ``cluster``."""
     (link,) = cluster.axis_links(space.mesh)
     variables = [Variable(slot.name, _slot_costs(space, slot, cluster)) for slot in space.slots]
-    cache: dict[tuple[object, ...], tuple[tuple[State, ...], np.ndarray, np.ndarray]] = {}
+    cache: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
     trees = tuple(_flow_price(space, flow, cluster, link, cache) for flow in space.flows)
     factors: list[Factor] = []
     for flow, tree in zip(space.flows, trees, strict=True):
@@ -109,7 +111,7 @@ def _flow_price(
     flow: Flow,
     cluster: Cluster,
     link: Link,
-    cache: dict[tuple[object, ...], tuple[tuple[State, ...], np.ndarray, np.ndarray]],
+    cache: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]],
 ) -> FlowPrice:
     produced = [
         _state(item.outputs[flow.producer.position], flow.meta) for item in space.slots[flow.producer.slot].strategies
@@ -118,24 +120,39 @@ def _flow_price(
     for use in flow.consumers:
         read = [_state(item.inputs[use.position], flow.meta) for item in space.slots[use.slot].strategies]
         needed.setdefault(use.slot, []).append(read)
-    targets = {state for reads in needed.values() for read in reads for state in read}
+    wanted = tuple(sorted({state for reads in needed.values() for read in reads for state in read}))
     between = {I, R} if flow.meta.grad else {I}
-    states = tuple(sorted(targets | set(produced) | between))
+    states = tuple(sorted({*wanted, *produced, *between}))
     most = sum(len(reads) for reads in needed.values())
-    key = (flow.meta, states, tuple(sorted(targets)), most)
-    if key not in cache:
-        degree = space.mesh.degrees[0]
-        arcs = np.array([[0.0 if a == b else arc_seconds(a, b, flow.meta, degree, link, cluster) for b in states]
-                         for a in states])  # fmt: skip
-        cache[key] = (states, arcs, subset_costs(arcs, most))
-    states, arcs, costs = cache[key]
+    key = (flow.meta, states, wanted, most)
     number = {state: index for index, state in enumerate(states)}
-    masks = {
-        slot: np.array([reduce(int.__or__, (1 << number[read[item]] for read in reads)) for item in range(len(reads[0]))])
-        for slot, reads in needed.items()
-    }  # fmt: skip
-    roots = np.array([number[state] for state in produced])
-    return FlowPrice(flow.weight, states, arcs, costs, flow.producer.slot, roots, masks)
+    if key not in cache:
+        arcs = _arcs(states, flow.meta, space.mesh.degrees[0], link, cluster)
+        cache[key] = arcs, subset_costs(arcs, most, [number[state] for state in wanted])
+    arcs, costs = cache[key]
+    bit = {state: 1 << index for index, state in enumerate(wanted)}
+    return FlowPrice(
+        weight=flow.weight,
+        states=states,
+        arcs=arcs,
+        costs=costs,
+        producer=flow.producer.slot,
+        roots=np.array([number[state] for state in produced]),
+        reads={
+            slot: np.array([[number[state] for state in read] for read in reads]).T for slot, reads in needed.items()
+        },
+        masks={
+            slot: np.array(
+                [reduce(int.__or__, (bit[state] for state in states)) for states in zip(*reads, strict=True)]
+            )
+            for slot, reads in needed.items()
+        },
+    )
+
+
+def _arcs(states: tuple[State, ...], meta: Value, degree: int, link: Link, cluster: Cluster) -> np.ndarray:
+    seconds = [[0.0 if a == b else arc_seconds(a, b, meta, degree, link, cluster) for b in states] for a in states]
+    return np.array(seconds)
 
 
 def _state(state: State, meta: Value) -> State:
@@ -151,7 +168,8 @@ def _factors(flow: Flow, tree: FlowPrice, variables: list[Variable]) -> list[Fac
     if entries <= MAX_TABLE_ENTRIES:
         mask = _outer_or([tree.masks[slot] for slot in slots])
         table = tree.costs[tree.roots.reshape((-1,) + (1,) * mask.ndim), mask[None]]
-        return [Factor((tree.producer, *slots), tree.weight * table)]
+        states = (tree.roots, *(tree.reads[slot] for slot in slots))
+        return [Factor((tree.producer, *slots), tree.weight * table, tree.arcs, states, tree.weight)]
     factors, reached, before = [], tree.masks[slots[0]], slots[0]
     for slot in slots[1:]:
         union = _outer_or([reached, tree.masks[slot]])
