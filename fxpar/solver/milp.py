@@ -1,0 +1,195 @@
+"""The integer program: one-hot choices, flows for conversion trees; built with PuLP, solved in this process by HiGHS.
+
+In: a :class:`~fxpar.solver.problem.CostTable`. Out: choices, and a proven bound. ``docs/milp.md`` has the formulas.
+CBC, which PuLP brings along, stands in where ``highspy`` is not installed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pulp
+
+from fxpar.errors import InfeasibleError, SolverError
+from fxpar.solver.problem import CostTable, Factor
+
+#: The largest cost in the program as the solver sees it: its tolerances (1e-6) are absolute, seconds are tiny.
+LARGEST = 1e4
+
+Terms = list[tuple[pulp.LpVariable, float]]
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """The best choice found, a lower bound in seconds, whether the two were proven equal, and the solver's name."""
+
+    choice: tuple[int, ...]
+    bound: float
+    proven: bool
+    solver: str
+
+
+@dataclass
+class Model:
+    """The PuLP problem while it is being built, with ``choices[variable][choice]``; costs are seconds times scale."""
+
+    lp: pulp.LpProblem
+    scale: float
+    choices: list[list[pulp.LpVariable]] = field(default_factory=list)
+    objective: Terms = field(default_factory=list)
+    columns: int = 0
+    rows: int = 0
+
+    def column(self, cost: float, *, integer: bool = False) -> pulp.LpVariable:
+        """A variable from 0 (to 1 if integer); an infinite cost fixes it at 0."""
+        high = 0 if math.isinf(cost) else 1 if integer else None
+        column = pulp.LpVariable(f"v{self.columns}", 0, high, pulp.LpInteger if integer else pulp.LpContinuous)
+        self.columns += 1
+        self.objective.append((column, 0.0 if math.isinf(cost) else cost * self.scale))
+        return column
+
+    def row(self, terms: Terms, sense: int, right: float) -> None:
+        """The constraint ``sum(terms) sense right``."""
+        self.lp.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, f"c{self.rows}", right))
+        self.rows += 1
+
+
+def build(problem: CostTable) -> Model:
+    """The integer program; it has :meth:`CostTable.size` variables and constraints."""
+    model = Model(pulp.LpProblem("fxpar", pulp.LpMinimize), _scale(problem))
+    for variable in problem.variables:
+        one_hot = [model.column(float(cost), integer=True) for cost in variable.costs]
+        model.choices.append(one_hot)
+        model.row([(column, 1.0) for column in one_hot], pulp.LpConstraintEQ, 1)
+    for factor in problem.factors:
+        if not factor.is_tree:
+            _table(model, factor)
+        elif factor.reads == 1:
+            _edge(model, factor)
+        else:
+            _flows(model, factor)
+    model.lp.setObjective(pulp.LpAffineExpression(model.objective))
+    return model
+
+
+def _table(model: Model, factor: Factor) -> None:
+    """A variable per finite entry; with each choice, the entries that have it sum to that choice."""
+    entries = np.argwhere(np.isfinite(factor.values))
+    columns = [model.column(float(factor.values[tuple(entry)])) for entry in entries]
+    for axis, number in enumerate(factor.variables):
+        sums: list[Terms] = [[(choice, -1.0)] for choice in model.choices[number]]
+        for entry, column in zip(entries, columns, strict=True):
+            sums[entry[axis]].append((column, 1.0))
+        for terms in sums:
+            model.row(terms, pulp.LpConstraintEQ, 0)
+
+
+def _edge(model: Model, factor: Factor) -> None:
+    """The tree of one consumer is a path: a variable per pair of states, which sum to either side's choice."""
+    costs, _ = factor.trees
+    produced, needed = np.unique(factor.states[0]), np.unique(factor.states[1])
+    pairs = [[model.column(float(costs[made, 1 << bit])) for bit in range(len(needed))] for made in produced]
+    for at, made in enumerate(produced):
+        terms = _choosing(model, factor, 0, 0, int(made), -1.0)
+        model.row(terms + [(column, 1.0) for column in pairs[at]], pulp.LpConstraintEQ, 0)
+    for at, need in enumerate(needed):
+        terms = _choosing(model, factor, 1, 0, int(need), -1.0)
+        model.row(terms + [(row[at], 1.0) for row in pairs], pulp.LpConstraintEQ, 0)
+
+
+def _flows(model: Model, factor: Factor) -> None:
+    """Each reader draws a flow of one from the produced state along the arcs; an arc that any uses is paid once."""
+    assert factor.arcs is not None
+    arcs = [(int(a), int(b)) for a, b in np.argwhere(np.isfinite(factor.arcs)) if a != b]
+    paid: list[pulp.LpVariable] | None = None
+    for axis in range(1, len(factor.variables)):
+        for use in range(factor.states[axis][:1].size):
+            if paid is None:
+                paid = [model.column(factor.weight * float(factor.arcs[arc])) for arc in arcs]
+            flow = [model.column(0.0) for _ in arcs]
+            for state in range(len(factor.arcs)):
+                terms = _choosing(model, factor, 0, 0, state, 1.0) + _choosing(model, factor, axis, use, state, -1.0)
+                terms += [(column, 1.0) for arc, column in zip(arcs, flow, strict=True) if arc[1] == state]
+                terms += [(column, -1.0) for arc, column in zip(arcs, flow, strict=True) if arc[0] == state]
+                model.row(terms, pulp.LpConstraintEQ, 0)
+            for column, arc in zip(flow, paid, strict=True):
+                model.row([(column, 1.0), (arc, -1.0)], pulp.LpConstraintLE, 0)
+
+
+def _choosing(model: Model, factor: Factor, axis: int, use: int, state: int, sign: float) -> Terms:
+    """The choices of a factor's variable that give ``state`` at its ``use``."""
+    states = factor.states[axis].reshape(len(factor.states[axis]), -1)[:, use]
+    columns = model.choices[factor.variables[axis]]
+    return [(column, sign) for column, found in zip(columns, states, strict=True) if found == state]
+
+
+def _scale(problem: CostTable) -> float:
+    largest = 0.0
+    for costs in [variable.costs for variable in problem.variables] + [
+        factor.values if factor.arcs is None else factor.weight * factor.arcs for factor in problem.factors
+    ]:
+        finite = np.abs(costs[np.isfinite(costs)])
+        largest = max(largest, float(finite.max(initial=0.0)))
+    return LARGEST / largest if largest > 0 else 1.0
+
+
+def solve_milp(problem: CostTable, time_limit_seconds: float) -> Incumbent:
+    """The best choice found within the time limit.
+
+    Raises :class:`InfeasibleError`, or :class:`SolverError` if there is no solver, or no choice was found in time.
+    """
+    if not problem.variables:
+        return Incumbent((), 0.0, True, "nothing left")
+    model = build(problem)
+    solver = _solver(time_limit_seconds)
+    model.lp.solve(solver)
+    values = [[column.value() or 0.0 for column in one_hot] for one_hot in model.choices]
+    choice = tuple(int(np.argmax(row)) for row in values)
+    whole = all(abs(max(row) - 1.0) < 1e-3 for row in values)
+    if model.lp.status == pulp.LpStatusInfeasible:
+        names = ", ".join(variable.name for variable in problem.variables[:3])
+        raise InfeasibleError(f"no choices of {names}, ... fit together; loosen what is asked of them")
+    if not whole or math.isinf(problem.cost(choice)):
+        raise SolverError(f"{solver.name} found no solution in {time_limit_seconds:g} s; allow it more time")
+    cost = problem.cost(choice)
+    if isinstance(solver, pulp.HiGHS):
+        proven = model.lp.sol_status == pulp.LpSolutionOptimal
+        bound = model.lp.solverModel.getInfo().mip_dual_bound / model.scale
+    else:
+        proven = model.lp.sol_status == pulp.LpSolutionOptimal
+        bound = cost if proven else floor(problem)
+    return Incumbent(choice, min(bound, cost), proven, solver.name)
+
+
+def floor(problem: CostTable) -> float:
+    """A lower bound from looking at every cost alone."""
+    return math.fsum(
+        [float(variable.costs.min()) for variable in problem.variables]
+        + [float(factor.values.min()) for factor in problem.factors if factor.arcs is None]
+    )
+
+
+def _solver(time_limit_seconds: float) -> pulp.LpSolver:
+    try:
+        import highspy
+    except ImportError:
+        cbc = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_seconds, threads=1, gapRel=1e-9, gapAbs=1e-9)
+        if cbc.available():
+            return cbc
+        raise SolverError("there is no MILP solver: install highspy (pip install highspy)") from None
+
+    class Silent(highspy.Highs):
+        def enableCallbacks(self) -> None:  # noqa: N802  (from the constructor; it would print a banner)
+            self.silent()
+            super().enableCallbacks()
+
+    class InProcess(pulp.HiGHS):
+        def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802
+            lp.solverModel = Silent()
+            for option, value in self.optionsDict.items():
+                lp.solverModel.setOptionValue(option, value)
+
+    tight = dict.fromkeys(("mip_rel_gap", "mip_abs_gap", "mip_feasibility_tolerance"), 1e-9)
+    return InProcess(threads=1, msg=False, time_limit=float(time_limit_seconds), **tight)

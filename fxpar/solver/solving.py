@@ -1,0 +1,169 @@
+"""Solve a priced program: reduce it, eliminate what can be, and give the rest to the integer program.
+
+In: a :class:`~fxpar.solver.problem.CostTable`. Out: :class:`~fxpar.solver.problem.Solution`, or the price of every
+choice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import product
+
+import numpy as np
+
+from fxpar import kernels
+from fxpar.errors import InfeasibleError, SolverError
+from fxpar.solver import elimination, reduce
+from fxpar.solver.problem import CostTable, Solution
+
+#: The most combinations that ``method="exhaustive"`` tries.
+MAX_COMBINATIONS = 1_000_000
+
+#: A choice, a lower bound, whether it is proven, what proved it, and notes.
+Found = tuple[tuple[int, ...], float, bool, str, list[str]]
+
+Pins = Mapping[int, set[int]]
+
+
+def solve(
+    problem: CostTable, *, method: str = "auto", time_limit_seconds: float = 60.0, pins: Pins | None = None
+) -> Solution:
+    """The choices of least total cost; ``pins`` restricts variables to some of their choices.
+
+    ``method`` is a key of :data:`METHODS`. ``"auto"`` eliminates variables exactly; only if a table would be too large
+    for that does it build the integer program, which may stop at the time limit with the best choice so far.
+    The same problem always gets the same answer, unless the time limit stops it.
+    Raises :class:`InfeasibleError` naming a variable without a possible choice, and :class:`SolverError`.
+
+    >>> from fxpar.solver import Factor, Variable
+    >>> left, right = Variable("left", np.array([0.0, 1.0])), Variable("right", np.array([0.0, 1.0]))
+    >>> solve(CostTable((left, right), (Factor((0, 1), np.array([[9.0, 9.0], [0.0, 9.0]])),))).choice
+    (1, 0)
+    """
+    start = time.perf_counter()
+    if method not in METHODS:
+        near = get_close_matches(method, METHODS, n=1)
+        raise SolverError(f"there is no method {method!r}; {f'did you mean {near[0]!r}? ' if near else ''}{[*METHODS]}")
+    problem.verify()
+    keep = reduce.possible_choices(problem, pins)
+    smaller = reduce.restrict(problem, keep)
+    index, bound, proven, by, notes = METHODS[method](smaller, time_limit_seconds)
+    choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True))
+    cost = problem.cost(choice)
+    if math.isinf(cost):
+        raise InfeasibleError(_clash(problem))
+    bound = cost if proven else min(bound, cost)
+    left_out = sum(problem.counts) - sum(smaller.counts)
+    size = f"{len(problem.variables)} variables, {sum(problem.counts)} choices, {len(problem.factors)} factors"
+    return Solution(
+        choice=choice,
+        cost=cost,
+        bound=bound,
+        gap=(cost - bound) / cost if cost > 0 else 0.0,
+        status="optimal" if proven else "time limit",
+        method=by,
+        seconds=time.perf_counter() - start,
+        variables=problem.size()[0],
+        constraints=problem.size()[1],
+        log=(size, f"{left_out} choices are impossible or not allowed", *notes),
+    )
+
+
+def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.ndarray]:
+    """For every variable, the least total cost with each of its choices; infinite where there is none.
+
+    Exact, by elimination up and down; where that does not fit, by solving again for every choice, which may be slow.
+
+    >>> from fxpar.solver import Factor, Variable
+    >>> min_marginals(CostTable((Variable("a", np.array([0.0, 2.0])),), ()))
+    [array([0., 2.])]
+    """
+    problem.verify()
+    keep = reduce.possible_choices(problem, pins)
+    smaller = reduce.restrict(problem, keep)
+    fit = elimination.tables_and_order(smaller)
+    if fit is not None:
+        totals: Sequence[np.ndarray] = elimination.marginals(*fit, len(smaller.variables))
+    else:
+        totals = [np.array([_least(smaller, {v: {c}}) for c in range(n)]) for v, n in enumerate(smaller.counts)]
+    result = [np.full(count, np.inf) for count in problem.counts]
+    for full, choices, total in zip(result, keep, totals, strict=True):
+        full[choices] = total
+    return result
+
+
+def _least(problem: CostTable, pins: Pins) -> float:
+    try:
+        return solve(problem, pins=pins).bound
+    except InfeasibleError:
+        return math.inf
+
+
+def _auto(problem: CostTable, time_limit_seconds: float) -> Found:
+    found = _eliminate(problem)
+    if found is not None:
+        return found
+    from fxpar.solver.milp import solve_milp  # PuLP takes longer to import than most programs take to solve
+
+    keep = reduce.undominated_choices(problem)
+    left_out = sum(problem.counts) - sum(map(len, keep))
+    rest = reduce.collapse(reduce.restrict(problem, keep))
+    columns, rows = rest.problem.size()
+    notes = [
+        f"{left_out} choices are dominated, {len(rest.steps)} variables eliminated",
+        f"the integer program has {columns} variables, {rows} constraints",
+    ]
+    best = solve_milp(rest.problem, time_limit_seconds)
+    index = rest.expand(best.choice, len(problem.variables))
+    choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True))
+    return choice, best.bound + rest.constant, best.proven, f"elimination and {best.solver}", notes
+
+
+def _eliminate(problem: CostTable) -> Found | None:
+    fit = elimination.tables_and_order(problem)
+    if fit is None:
+        return None
+    tables, order = fit
+    choice, total = kernels.eliminate(tables.sizes, tables.scopes, tables.tables, order.variables)
+    note = (
+        f"eliminated {len(tables.sizes)} variables ({kernels.DEFAULT}), the largest table has {order.largest} entries"
+    )
+    return tuple(choice[: len(problem.variables)]), total, True, "elimination", [note]
+
+
+def _elimination(problem: CostTable, time_limit_seconds: float) -> Found:
+    found = _eliminate(problem)
+    if found is None:
+        raise SolverError(f"elimination needs a table of more than {elimination.MAX_ENTRIES} entries; take 'auto'")
+    return found
+
+
+def _milp(problem: CostTable, time_limit_seconds: float) -> Found:
+    from fxpar.solver.milp import solve_milp
+
+    best = solve_milp(problem, time_limit_seconds)
+    return best.choice, best.bound, best.proven, best.solver, []
+
+
+def _exhaustive(problem: CostTable, time_limit_seconds: float) -> Found:
+    if math.prod(problem.counts) > MAX_COMBINATIONS:
+        raise SolverError(f"{math.prod(problem.counts)} combinations are too many to try; take 'auto'")
+    best = min(product(*map(range, problem.counts)), key=problem.cost)
+    return best, problem.cost(best), True, "exhaustive", []
+
+
+METHODS: dict[str, Callable[[CostTable, float], Found]] = {
+    "auto": _auto,
+    "elimination": _elimination,
+    "milp": _milp,
+    "exhaustive": _exhaustive,
+}
+
+
+def _clash(problem: CostTable) -> str:
+    strict = [factor for factor in problem.factors if factor.table is not None and np.isinf(factor.table).any()]
+    named = dict.fromkeys(problem.variables[number].name for factor in strict for number in factor.variables)
+    return f"no choices of {', '.join(list(named)[:4])} fit together; loosen what is asked of them"
