@@ -22,7 +22,8 @@ class Recorder:
 
     def add(self, kind: str, axis: str, degree: int, whole_bytes: int, phase: str, module: str) -> None:
         """Note one collective on a tensor of ``whole_bytes``, unsplit on ``axis``."""
-        self.collectives.append(Collective(module, phase, kind, axis, wire_bytes(kind, whole_bytes, degree)))
+        sent = round(wire_bytes(kind, whole_bytes, degree))
+        self.collectives.append(Collective(module, phase, kind, axis, sent))
 
 
 #: The recorder that is on, or None. Read as ``records.active`` so that a change is seen.

@@ -23,9 +23,9 @@ def resolve(op: str) -> Callable[..., Any]:
     <OpOverload(op='aten.add', overload='Tensor')>
     """
     if op.startswith("local."):
-        from fxpar.runtime import local_ops
+        from fxpar.runtime.local_ops import LOCAL_OPS
 
-        return getattr(local_ops, op.removeprefix("local."))
+        return LOCAL_OPS[op.removeprefix("local.")]
     try:
         namespace, name, overload = op.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
