@@ -45,7 +45,7 @@ def add(call: Call, x: Ref, y: Ref) -> Ref:
 
 
 def scale(call: Call, x: Ref, factor: Any) -> Ref:
-    return x if factor == 1 else call.new("aten.mul.Tensor", x, factor, shape=call.shape(x), dtype=call.dtype(x))
+    return x if factor == 1 else call.new("aten.mul.Tensor", x, factor, shape=call.shape(x), of_dtype=call.dtype(x))
 
 
 def linear(call: Call) -> Ref:

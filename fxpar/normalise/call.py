@@ -133,10 +133,10 @@ class Call:
 
     # ---- what may be emitted -------------------------------------------------------------------------------------
 
-    def new(self, op: str, *args: Any, shape: Sequence[int] | None = None, dtype: str = "", **kwargs: Any) -> Ref:
+    def new(self, op: str, *args: Any, shape: Sequence[int] | None = None, of_dtype: str = "", **kwargs: Any) -> Ref:
         """One output of ``op``, of the recorded output's shape and dtype unless told otherwise."""
         shape = self.out.shape if shape is None else tuple(shape)
-        return self._one(op, args, tuple(kwargs.items()), shape, dtype or self.out.dtype)
+        return self._one(op, args, tuple(kwargs.items()), shape, of_dtype or self.out.dtype)
 
     def _one(
         self, op: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], shape: tuple[int, ...], dtype: str
@@ -170,7 +170,7 @@ class Call:
         x, _ = self._source(x, "aten.reshape.default")
         if tuple(shape) == self.shape(x):
             return x
-        return self.new("aten.reshape.default", x, tuple(shape), shape=shape, dtype=self.dtype(x))
+        return self.new("aten.reshape.default", x, tuple(shape), shape=shape, of_dtype=self.dtype(x))
 
     def permute(self, x: Ref, dims: Sequence[int]) -> Ref:
         x, maker = self._source(x, "aten.permute.default")
@@ -178,7 +178,7 @@ class Call:
         if dims == tuple(range(len(dims))):
             return x
         shape = self.shape(x)
-        return self.new("aten.permute.default", x, dims, shape=[shape[d] for d in dims], dtype=self.dtype(x))
+        return self.new("aten.permute.default", x, dims, shape=[shape[d] for d in dims], of_dtype=self.dtype(x))
 
     def slice(self, x: Ref, dim: int, start: int, end: int, step: int = 1) -> Ref:
         """Bounds as Python reads them: counted from the end if negative, cut to the size."""
@@ -187,17 +187,17 @@ class Call:
         if (start, end, step) == (0, shape[dim], 1):
             return x
         shape[dim] = len(range(start, end, step))
-        return self.new("aten.slice.Tensor", x, dim, start, max(end, start), step, shape=shape, dtype=self.dtype(x))
+        return self.new("aten.slice.Tensor", x, dim, start, max(end, start), step, shape=shape, of_dtype=self.dtype(x))
 
     def select(self, x: Ref, dim: int, index: int) -> Ref:
         shape = self.shape(x)
         index %= shape[dim]
-        return self.new("aten.select.int", x, dim, index, shape=shape[:dim] + shape[dim + 1 :], dtype=self.dtype(x))
+        return self.new("aten.select.int", x, dim, index, shape=shape[:dim] + shape[dim + 1 :], of_dtype=self.dtype(x))
 
     def expand(self, x: Ref, shape: Sequence[int]) -> Ref:
         if tuple(shape) == self.shape(x):
             return x
-        return self.new("aten.expand.default", x, tuple(shape), shape=shape, dtype=self.dtype(x))
+        return self.new("aten.expand.default", x, tuple(shape), shape=shape, of_dtype=self.dtype(x))
 
     def cast(self, x: Ref, dtype: str) -> Ref:
         if dtype == self.dtype(x):

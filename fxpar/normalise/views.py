@@ -120,12 +120,24 @@ def narrow(call: Call) -> Result:
     return call.slice(x, dim, start, start + length)
 
 
-def pieces(dim_position: int, fixed: Callable[[Call], int] | None = None) -> Rewrite:
-    """Neighbouring slices of the recorded sizes along the dim at ``dim_position`` (default 0), or ``fixed``."""
+SplitDim = Callable[[Call], int]
+
+
+def _named_dim(call: Call) -> int:
+    """The dim of the splits that take one."""
+    return call.dim(call.args[0], call.arg(2, "dim", 0))
+
+
+def _second_dim(call: Call) -> int:
+    """The dim of ``hsplit``: the second, or the only one."""
+    return min(1, call.rank(call.args[0]) - 1)
+
+
+def pieces(dim_of: SplitDim = _named_dim) -> Rewrite:
+    """Neighbouring slices; the recorded outputs tell their sizes."""
 
     def rewrite(call: Call) -> Result:
-        x = call.args[0]
-        dim = call.dim(x, call.arg(dim_position, "dim", 0)) if fixed is None else fixed(call)
+        x, dim = call.args[0], dim_of(call)
         cuts, start = [], 0
         for out in call.outs:
             assert out is not None
@@ -136,11 +148,15 @@ def pieces(dim_position: int, fixed: Callable[[Call], int] | None = None) -> Rew
     return rewrite
 
 
-def tensor_split_at(call: Call) -> Result:
+def pieces_at(dim_of: SplitDim = _named_dim) -> Rewrite:
     """Cuts at given indices: unlike the other splits they may overlap or leave a gap."""
-    x, dim = call.args[0], call.dim(call.args[0], call.arg(2, "dim", 0))
-    bounds = [0, *call.arg(1, "indices"), call.shape(x)[dim]]
-    return tuple(call.slice(x, dim, a, b) for a, b in pairwise(bounds))
+
+    def rewrite(call: Call) -> Result:
+        x, dim = call.args[0], dim_of(call)
+        bounds = [0, *call.arg(1, "indices"), call.shape(x)[dim]]
+        return tuple(call.slice(x, dim, start, end) for start, end in pairwise(bounds))
+
+    return rewrite
 
 
 def select(call: Call) -> Ref:
@@ -227,11 +243,14 @@ VIEWS: dict[str, Rewrite] = {
     **table(meshgrid, "meshgrid"),
     **table(slice_, "slice.Tensor slice_copy"),
     **table(narrow, "narrow"),
-    **table(pieces(2), "chunk split split_with_sizes tensor_split.sections split_with_sizes_copy"),
-    **table(pieces(2, lambda call: min(1, call.rank(call.args[0]) - 1)), "hsplit.int"),
-    **table(pieces(2, lambda call: 0), "vsplit.int"),
-    **table(pieces(2, lambda call: 2), "dsplit.int"),
-    **table(tensor_split_at, "tensor_split.indices"),
+    **table(pieces(), "chunk split split_with_sizes tensor_split.sections split_with_sizes_copy"),
+    **table(pieces_at(), "tensor_split.indices"),
+    **table(pieces(_second_dim), "hsplit.int"),
+    **table(pieces_at(_second_dim), "hsplit.array"),
+    **table(pieces(lambda call: 0), "vsplit.int"),
+    **table(pieces_at(lambda call: 0), "vsplit.array"),
+    **table(pieces(lambda call: 2), "dsplit.int"),
+    **table(pieces_at(lambda call: 2), "dsplit.array"),
     **table(select, "select.int select_copy.int"),
     **table(unbind, "unbind.int unbind_copy.int"),
     **table(select_scatter, "select_scatter"),
