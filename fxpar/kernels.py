@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 
 from fxpar.errors import SolverError
 
+_native: Any
 try:
-    from fxpar import _native  # type: ignore[attr-defined]
+    from fxpar import _native
 except ImportError:
     _native = None
 

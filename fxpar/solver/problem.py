@@ -119,7 +119,7 @@ class CostTable:
                 raise SolverError(f"factor on {names}: it needs the states of {shape} choices")
         return self
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """The number of choices of each variable."""
         return tuple(len(variable.costs) for variable in self.variables)

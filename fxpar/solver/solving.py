@@ -57,6 +57,7 @@ def solve(
         raise InfeasibleError(_clash(problem))
     bound = cost if proven else min(bound, cost)
     left_out = sum(problem.counts) - sum(smaller.counts)
+    columns, rows = problem.size()
     size = f"{len(problem.variables)} variables, {sum(problem.counts)} choices, {len(problem.factors)} factors"
     return Solution(
         choice=choice,
@@ -66,8 +67,8 @@ def solve(
         status="optimal" if proven else "time limit",
         method=by,
         seconds=time.perf_counter() - start,
-        variables=problem.size()[0],
-        constraints=problem.size()[1],
+        variables=columns,
+        constraints=rows,
         log=(size, f"{left_out} choices are impossible or not allowed", *notes),
     )
 
