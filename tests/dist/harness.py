@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 #: After one rank has failed, the others get this long to fail or finish by themselves.
-GRACE_SECONDS = 3.0
+GRACE_SECONDS = 1.0
 
 
 class RankFailure(AssertionError):  # noqa: N818

@@ -57,19 +57,22 @@ def where() -> tuple[str, int, int, str]:
     return "tp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD.group_name
 
 
-def every_pair(compiled: bool) -> dict[tuple[str, str], tuple[float, float]]:
+def every_pair(pairs: tuple[tuple[str, str], ...], compiled: bool) -> dict[tuple[str, str], tuple[float, float]]:
     torch.manual_seed(0)
-    n, rank = dist.get_world_size(), dist.get_rank()
+    n, rank, place = dist.get_world_size(), dist.get_rank(), where()
+    wholes, cotangents = torch.randn(2, len(pairs), *SHAPE, dtype=torch.float64)
+    pieces = [to_locals(x, src, n)[rank] for x, (src, _) in zip(wholes, pairs, strict=True)]
+    leaves = [x.transpose(0, 2).contiguous().transpose(0, 2).requires_grad_() for x in pieces]
+
+    def convert_all(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [convert(x, src, dst, True, *place) for x, (src, dst) in zip(xs, pairs, strict=True)]
+
+    run = torch.compile(convert_all, backend="aot_eager", fullgraph=True) if compiled else convert_all
+    results = run(leaves)
+    grads = [gradient_locals(g, dst, n)[rank] for g, (_, dst) in zip(cotangents, pairs, strict=True)]
+    torch.autograd.backward(results, grads)
     found = {}
-    for src, dst in PAIRS:
-        whole, cotangent = torch.randn(2, *SHAPE, dtype=torch.float64)
-        x = to_locals(whole, src, n)[rank].clone().requires_grad_()
-        run = convert
-        if compiled:
-            torch._dynamo.reset()
-            run = torch.compile(convert, backend="aot_eager", fullgraph=True)
-        y = run(x.transpose(0, 2).contiguous().transpose(0, 2), src, dst, True, *where())
-        y.backward(gradient_locals(cotangent, dst, n)[rank])
+    for (src, dst), x, y, whole, cotangent in zip(pairs, leaves, results, wholes, cotangents, strict=True):
         back = {"R": "P", "P": "I"}.get(src, src)
         found[src, dst] = errors(gathered(y.detach()), whole, dst), errors(gathered(x.grad), cotangent, back)
     return found
@@ -77,14 +80,17 @@ def every_pair(compiled: bool) -> dict[tuple[str, str], tuple[float, float]]:
 
 @pytest.mark.parametrize("degree", [2, 4])
 def test_every_conversion_in_both_directions(degree: int) -> None:
-    for found in run_ranks(degree, every_pair, False):
+    for found in run_ranks(degree, every_pair, PAIRS, False):
         assert {pair: errors for pair, errors in found.items() if max(errors) > 1e-12} == {}
         assert len(found) == len(PAIRS)
 
 
-def test_every_conversion_compiled() -> None:
-    for found in run_ranks(2, every_pair, True, timeout=120):
+def test_every_kind_of_conversion_compiled() -> None:
+    kinds = {(src[0], dst[0]): (src, dst) for src, dst in PAIRS}
+    pairs = (*kinds.values(), ("S1", "S1/3"), ("S0", "S1/3"))
+    for found in run_ranks(2, every_pair, pairs, True, timeout=120):
         assert {pair: errors for pair, errors in found.items() if max(errors) > 1e-12} == {}
+        assert len(found) == len(set(pairs)) >= len(CONVERSIONS)
 
 
 def odd_dtypes() -> list[bool]:
