@@ -1,0 +1,79 @@
+"""The few operations whose local form is not the operation itself, by the names that localised calls use.
+
+In: local tensors, and numbers that say which piece they are. Out: local tensors. Each is differentiable, and none
+communicates. Who calls them is decided by :mod:`fxpar.rules.localise`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpar.runtime.targets import resolve
+
+
+def piece(x: Tensor, dim: int, parts: int, degree: int, rank: int) -> Tensor:
+    """The piece ``rank`` of ``x`` in state ``S(dim/parts)``."""
+    cut = x.unflatten(dim, (parts, degree, x.shape[dim] // (parts * degree)))
+    return cut.select(dim + 1, rank).flatten(dim, dim + 1)
+
+
+def mean_split(op: str, degree: int, *args: Any, **kwargs: Any) -> Tensor:
+    """A mean over a dim of which this rank has ``1/degree``, as a summand of the whole mean."""
+    return resolve(op)(*args, **kwargs) / degree
+
+
+def random_split(op: str, rank: int, *args: Any, **kwargs: Any) -> Any:
+    """``op`` with random numbers of this rank's own, from a stream that leaves the common one as it was elsewhere."""
+    from fxpar.runtime.random import split_stream
+
+    with split_stream(rank):
+        return resolve(op)(*args, **kwargs)
+
+
+def embedding_split(
+    weight: Tensor, indices: Tensor, vocabulary: int, parts: int, degree: int, rank: int, padding_idx: int
+) -> Tensor:
+    """Rows of a table of ``vocabulary`` rows of which this rank has those of ``S(0/parts)``; others come as zeros."""
+    rows = vocabulary // (parts * degree)
+    part, within = indices // (rows * degree), indices % (rows * degree)
+    mine = within // rows == rank
+    local = torch.where(mine, part * rows + within % rows, 0)
+    padding = -1
+    if padding_idx >= 0 and padding_idx % (rows * degree) // rows == rank:
+        padding = padding_idx // (rows * degree) * rows + padding_idx % rows
+    found = torch.ops.aten.embedding.default(weight, local, padding)
+    return found * mine.unsqueeze(-1).to(found.dtype)
+
+
+def loss_mean_split(
+    op: str,
+    dim: int,
+    parts: int,
+    degree: int,
+    rank: int,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    *rest: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """A mean loss over positions of which this rank has the logits of a piece, and all targets.
+
+    The summand is this piece's sum over the number (or class weight) of all targets that are not ignored, as torch
+    defines the mean: ``sum_i w[y_i] l_i / sum_i w[y_i]``.
+    """
+    ignore_index = kwargs.pop("ignore_index", ignore_index)
+    weight = kwargs.pop("weight", weight)
+    kwargs.pop("reduction", None)
+    counted = target != ignore_index
+    if weight is None:
+        total = counted.sum().to(logits.dtype)
+    else:
+        total = (weight[torch.where(counted, target, 0)] * counted).sum()
+    mine = piece(target, dim, parts, degree, rank)
+    return resolve(op)(logits, mine, weight, 2, ignore_index, *rest, **kwargs) / total
