@@ -6,11 +6,13 @@ communicates. Who calls them is decided by :mod:`fxpar.rules.localise`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxpar.runtime.random import split_stream
 from fxpar.runtime.targets import resolve
 
 
@@ -27,8 +29,6 @@ def mean_split(op: str, degree: int, *args: Any, **kwargs: Any) -> Tensor:
 
 def random_split(op: str, rank: int, *args: Any, **kwargs: Any) -> Any:
     """``op`` with random numbers of this rank's own, from a stream that leaves the common one as it was elsewhere."""
-    from fxpar.runtime.random import split_stream
-
     with split_stream(rank):
         return resolve(op)(*args, **kwargs)
 
@@ -77,3 +77,8 @@ def loss_mean_split(
         total = (weight[torch.where(counted, target, 0)] * counted).sum()
     mine = piece(target, dim, parts, degree, rank)
     return resolve(op)(logits, mine, weight, 2, ignore_index, *rest, **kwargs) / total
+
+
+LOCAL_OPS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (mean_split, random_split, embedding_split, loss_mean_split)
+}
