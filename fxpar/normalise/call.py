@@ -7,6 +7,7 @@ Which operation becomes which is :mod:`fxpar.normalise.canonical`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fxpar.graph import Node, Ref, Torch, Value, refs
@@ -58,7 +59,7 @@ class Builder:
     ) -> tuple[Ref | None, ...]:
         """Append a node that stands where ``like`` stood, or find the equal one that is already there."""
         node = Node(op, args, kwargs, (), like.module, like.source, like.grad_enabled, like.autocast)
-        key = "" if is_random(node) else repr((op, args, kwargs, like.grad_enabled, like.autocast, outs))
+        key = "" if is_random(node) else repr((op, args, kwargs, like.autocast, outs))
         if key and key in self._seen:
             return self._seen[key]
         made = tuple(None if out is None else self.add_value(out) for out in outs)
@@ -69,6 +70,16 @@ class Builder:
         if key:
             self._seen[key] = made
         return made
+
+    def detach(self, x: Ref, reader: Node) -> Ref:
+        """``x`` without its gradient, whatever the mode."""
+        value = self.values[x.value]
+        if not value.grad:
+            return x
+        neutral = replace(reader, grad_enabled=True, autocast=())
+        (ref,) = self.add_node(neutral, "aten.detach.default", (x,), (), (replace(value, grad=False),))
+        assert ref is not None
+        return ref
 
     def maker(self, ref: Ref) -> Node | None:
         """The node that made ``ref``, or None for an input."""
@@ -213,13 +224,7 @@ class Call:
         return self._one("aten.full.default", (out.shape, value), kwargs, out.shape, out.dtype)
 
     def detach(self, x: Ref) -> Ref:
-        value = self.builder.values[x.value]
-        if not value.grad:
-            return x
-        out = Value(value.shape, value.dtype)
-        (ref,) = self.builder.add_node(self.node, "aten.detach.default", (x,), (), (out,))
-        assert ref is not None
-        return ref
+        return self.builder.detach(x, self.node)
 
 
 #: What takes the place of a node's outputs: one value, or one per output.

@@ -56,7 +56,7 @@ class _Renumbered:
             self.detached[old] = len(self.values)
             self.values.append(replace(self.old[old], grad=False))
             args, outputs = (Ref(self.number[old]),), (self.detached[old],)
-            self.nodes.append(replace(reader, op=DETACH, args=args, kwargs=(), outputs=outputs))
+            self.nodes.append(Node(DETACH, args, (), outputs, reader.module, reader.source))
         return self.detached[old]
 
     def append(self, node: Node) -> None:
@@ -76,7 +76,9 @@ class _Renumbered:
         args = map_refs(node.args, change)
         kwargs = tuple((name, map_refs(arg, change)) for name, arg in node.kwargs)
         outputs = tuple(None if out is None else self.add(out) for out in node.outputs)
-        self.nodes.append(replace(node, args=args, kwargs=kwargs, outputs=outputs))
+        # Detach nodes say where gradients stop; only an opaque callable can still see the mode.
+        grad_enabled = node.grad_enabled or node.op.startswith("aten.")
+        self.nodes.append(replace(node, args=args, kwargs=kwargs, outputs=outputs, grad_enabled=grad_enabled))
 
 
 def finalise(graph: Graph) -> Graph:

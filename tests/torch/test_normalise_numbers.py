@@ -342,3 +342,26 @@ def test_modules(name: str) -> None:
         return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (x,))
 
     check(function, tensor(*shape), *parameters)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.view(-1),
+        lambda x: x.view(x.shape),
+        lambda x: x[0],
+        lambda x: x.contiguous(),
+        lambda x: x.mT.contiguous(),
+        lambda x: x.double(),
+        lambda x: x.reshape(-1),
+        lambda x: F.dropout(x, training=False),
+    ],
+)
+def test_views_without_gradient_stop_it_unless_they_are_the_operand(view: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        with torch.no_grad():
+            z = view(y)
+        return (z * z).sum() + y.sum()
+
+    check(function, tensor(*X))
