@@ -40,13 +40,19 @@ void conversion_costs(const double* arcs, std::size_t nodes, std::size_t most, c
     for (std::size_t b = 0; b < nodes; ++b) across[b * nodes + a] = dist[a * nodes + b];
   }
   const std::uint32_t sets = std::uint32_t{1} << targets.size();
-  std::vector<double> best(sets * nodes, kInfinite);  // best[set][node]
-  std::fill_n(best.begin(), nodes, 0.0);
+  std::fill_n(costs, sets * nodes, kInfinite);
+  for (std::size_t node = 0; node < nodes; ++node) costs[node * sets] = 0.0;
+  std::vector<std::uint32_t> row(sets, 0);  // sets that are small enough get a row of `best`, one entry per node
+  std::uint32_t rows = 0;
+  for (std::uint32_t set = 1; set < sets; ++set) {
+    if (count(set) <= most) row[set] = rows++;
+  }
+  std::vector<double> best(rows * nodes, kInfinite);
   std::vector<double> merged(nodes);
   for (std::uint32_t set = 1; set < sets; ++set) {
     const std::size_t size = count(set);
     if (size > most) continue;
-    double* here = best.data() + set * nodes;
+    double* here = best.data() + row[set] * nodes;
     const std::uint32_t lowest = set & (~set + 1);
     if (size == 1) {
       std::size_t bit = 0;
@@ -55,12 +61,12 @@ void conversion_costs(const double* arcs, std::size_t nodes, std::size_t most, c
       std::copy(paths, paths + nodes, here);
       continue;
     }
-    // Two trees from one node: every way to part the set; the half with the lowest target is the smaller number's.
+    // Two trees from one node, for every way to part the set (each once: one half has the lowest target).
     std::fill(merged.begin(), merged.end(), kInfinite);
     for (std::uint32_t half = (set - 1) & set; half != 0; half = (half - 1) & set) {
       if ((half & lowest) == 0) continue;
-      const double* left = best.data() + half * nodes;
-      const double* right = best.data() + (set ^ half) * nodes;
+      const double* left = best.data() + row[half] * nodes;
+      const double* right = best.data() + row[set ^ half] * nodes;
       for (std::size_t node = 0; node < nodes; ++node) merged[node] = std::min(merged[node], left[node] + right[node]);
     }
     // A path to the node where they part.
@@ -71,8 +77,9 @@ void conversion_costs(const double* arcs, std::size_t nodes, std::size_t most, c
       }
     }
   }
-  for (std::uint32_t set = 0; set < sets; ++set) {
-    for (std::size_t node = 0; node < nodes; ++node) costs[node * sets + set] = best[set * nodes + node];
+  for (std::uint32_t set = 1; set < sets; ++set) {
+    if (count(set) > most) continue;
+    for (std::size_t node = 0; node < nodes; ++node) costs[node * sets + set] = best[row[set] * nodes + node];
   }
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -14,9 +15,8 @@ import numpy as np
 
 from fxpar.errors import SolverError
 
-_native: Any
 try:
-    from fxpar import _native
+    _native: Any = import_module("fxpar._native")
 except ImportError:
     _native = None
 
@@ -91,8 +91,11 @@ def eliminate(
     equal choices the first is taken, so the answer is the same everywhere. (Bertele and Brioschi, 1972.)
     """
     if _which(implementation) == "native":
-        flat = [np.ascontiguousarray(table, dtype=np.float64) for table in tables]
-        return _native.eliminate(list(sizes), [list(scope) for scope in scopes], flat, list(order))
+        flat = [np.asarray(table, dtype=np.float64, order="C") for table in tables]
+        try:
+            return _native.eliminate(list(sizes), [list(scope) for scope in scopes], flat, list(order))
+        except (ValueError, IndexError) as error:
+            raise SolverError(f"cannot eliminate: {error}") from error
     return _eliminate_numpy(sizes, scopes, tables, order)
 
 

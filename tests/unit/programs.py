@@ -77,3 +77,36 @@ def random_program(random, count, choices, factors, infinite=0.0):
             states = [states[0][:, 0], *(s[:, 0] if s.shape[1] == 1 else s for s in states[1:])]
             joined.append(Factor(scope, arcs=arcs, states=tuple(states), weight=float(random.integers(1, 4))))
     return CostTable(tuple(Variable(f"v{i}", costs) for i, costs in enumerate(table)), tuple(joined))
+
+
+def transformer(blocks, seed=0):
+    """A program with the shape of a transformer: 13 variables and 13 trees per block."""
+    random = np.random.default_rng(seed)
+    arcs = random.random((8, 8))
+    np.fill_diagonal(arcs, 0.0)
+    variables, factors = [], []
+
+    def decide(count):
+        variables.append(Variable(f"v{len(variables)}", random.random(count) * 0.3))
+        return len(variables) - 1
+
+    def flow(*scope):
+        states = tuple(random.integers(0, 8, len(variables[number].costs)) for number in scope)
+        factors.append(Factor(scope, arcs=arcs, states=states))
+
+    stream = decide(6)
+    for _ in range(blocks):
+        norm, add, query, key, value, attend, out = (decide(count) for count in (5, 6, 6, 6, 6, 6, 7))
+        rotated = decide(5), decide(5)
+        flow(stream, norm, add)
+        flow(norm, query, key, value)
+        for projection in (query, key, value, out):
+            flow(decide(4), projection)
+        for before, after in ((query, rotated[0]), (key, rotated[1])):
+            flow(before, after)
+        for before in (*rotated, value):
+            flow(before, attend)
+        flow(attend, out)
+        flow(out, add)
+        stream = add
+    return CostTable(tuple(variables), tuple(factors))
