@@ -7,6 +7,7 @@ CBC, which PuLP brings along, stands in where ``highspy`` is not installed.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +46,8 @@ class Model:
     def column(self, cost: float, *, integer: bool = False) -> pulp.LpVariable:
         """A variable from 0 (to 1 if integer); an infinite cost fixes it at 0."""
         high = 0 if math.isinf(cost) else 1 if integer else None
-        column = pulp.LpVariable(f"v{self.columns}", 0, high, pulp.LpInteger if integer else pulp.LpContinuous)
+        kind = pulp.LpInteger if integer else pulp.LpContinuous
+        column = self.lp.add_variable(f"v{self.columns}", 0, high, kind)
         self.columns += 1
         self.objective.append((column, 0.0 if math.isinf(cost) else cost * self.scale))
         return column
@@ -135,32 +137,29 @@ def _scale(problem: CostTable) -> float:
     return LARGEST / largest if largest > 0 else 1.0
 
 
-def solve_milp(problem: CostTable, time_limit_seconds: float) -> Incumbent:
-    """The best choice found within the time limit.
+def solve_milp(problem: CostTable, time_limit_seconds: float) -> Incumbent | None:
+    """The best choice found within the time limit, or ``None`` if there was not time for any.
 
-    Raises :class:`InfeasibleError`, or :class:`SolverError` if there is no solver, or no choice was found in time.
+    Raises :class:`InfeasibleError`, or :class:`SolverError` if there is no solver.
     """
     if not problem.variables:
         return Incumbent((), 0.0, True, "nothing left")
     model = build(problem)
-    solver = _solver(time_limit_seconds)
+    name, solver = _solver(time_limit_seconds)
     model.lp.solve(solver)
+    if model.lp.status == pulp.LpStatusInfeasible:
+        names = ", ".join(variable.name for variable in problem.variables[:4])
+        raise InfeasibleError(f"no choices of {names} fit together; loosen what is asked of them")
     values = [[column.value() or 0.0 for column in one_hot] for one_hot in model.choices]
     choice = tuple(int(np.argmax(row)) for row in values)
-    whole = all(abs(max(row) - 1.0) < 1e-3 for row in values)
-    if model.lp.status == pulp.LpStatusInfeasible:
-        names = ", ".join(variable.name for variable in problem.variables[:3])
-        raise InfeasibleError(f"no choices of {names}, ... fit together; loosen what is asked of them")
-    if not whole or math.isinf(problem.cost(choice)):
-        raise SolverError(f"{solver.name} found no solution in {time_limit_seconds:g} s; allow it more time")
     cost = problem.cost(choice)
-    if isinstance(solver, pulp.HiGHS):
-        proven = model.lp.sol_status == pulp.LpSolutionOptimal
-        bound = model.lp.solverModel.getInfo().mip_dual_bound / model.scale
-    else:
-        proven = model.lp.sol_status == pulp.LpSolutionOptimal
-        bound = cost if proven else floor(problem)
-    return Incumbent(choice, min(bound, cost), proven, solver.name)
+    if math.isinf(cost) or any(abs(max(row) - 1.0) > 1e-3 for row in values):
+        return None
+    proven = model.lp.sol_status == pulp.LpSolutionOptimal
+    bound = cost if proven else floor(problem)
+    if name == "HiGHS" and not proven:
+        bound = max(bound, model.lp.solverModel.getInfo().mip_dual_bound / model.scale)
+    return Incumbent(choice, min(bound, cost), proven, name)
 
 
 def floor(problem: CostTable) -> float:
@@ -171,14 +170,11 @@ def floor(problem: CostTable) -> float:
     )
 
 
-def _solver(time_limit_seconds: float) -> pulp.LpSolver:
+def _solver(time_limit_seconds: float) -> tuple[str, pulp.LpSolver]:
     try:
         import highspy
     except ImportError:
-        cbc = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_seconds, threads=1, gapRel=1e-9, gapAbs=1e-9)
-        if cbc.available():
-            return cbc
-        raise SolverError("there is no MILP solver: install highspy (pip install highspy)") from None
+        return "CBC", _cbc(time_limit_seconds)
 
     class Silent(highspy.Highs):
         def enableCallbacks(self) -> None:  # noqa: N802  (from the constructor; it would print a banner)
@@ -192,4 +188,14 @@ def _solver(time_limit_seconds: float) -> pulp.LpSolver:
                 lp.solverModel.setOptionValue(option, value)
 
     tight = dict.fromkeys(("mip_rel_gap", "mip_abs_gap", "mip_feasibility_tolerance"), 1e-9)
-    return InProcess(threads=1, msg=False, time_limit=float(time_limit_seconds), **tight)
+    return "HiGHS", InProcess(threads=1, msg=False, time_limit=float(time_limit_seconds), **tight)
+
+
+def _cbc(time_limit_seconds: float) -> pulp.LpSolver:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the one that PuLP brings along is to go in PuLP 4
+        for make in (pulp.COIN_CMD, pulp.PULP_CBC_CMD):
+            cbc = make(msg=False, timeLimit=time_limit_seconds, threads=1, gapRel=1e-9, gapAbs=1e-9)
+            if cbc.available():
+                return cbc
+    raise SolverError("there is no MILP solver: install highspy (pip install highspy)")

@@ -1,4 +1,4 @@
-"""Exact reductions: choices that cannot be taken, choices never worth taking, and variables with few neighbours.
+"""Reductions: choices that cannot be taken, choices never worth taking, variables with few neighbours; and a descent.
 
 In: a :class:`~fxpar.solver.problem.CostTable`. Out: a smaller one with the same optimum, and the way back.
 """
@@ -17,6 +17,9 @@ from fxpar.solver.problem import CostTable, Factor, Variable
 
 #: Tables larger than this are not searched for infinite entries or dominated choices.
 MAX_ENTRIES = 100_000
+
+#: What :func:`descend` takes for infinity, so that fewer infinite costs are better than more.
+PENALTY = 1e9
 
 
 def possible_choices(problem: CostTable, pins: Mapping[int, set[int]] | None = None) -> list[np.ndarray]:
@@ -169,3 +172,29 @@ def _renumbered(factor: Factor, position: Mapping[int, int]) -> Factor:
 
 def _entries(problem: CostTable, factor: Factor) -> int:
     return math.prod(problem.counts[variable] for variable in factor.variables)
+
+
+def descend(problem: CostTable, start: Sequence[int]) -> tuple[int, ...]:
+    """Change one variable at a time for the better until none helps. Not exact: for when time has run out."""
+    choice = list(start)
+    touching: list[list[Factor]] = [[] for _ in choice]
+    for factor in problem.factors:
+        for number in factor.variables:
+            touching[number].append(factor)
+
+    def total(number: int, index: int) -> float:
+        choice[number] = index
+        parts = [float(problem.variables[number].costs[index])]
+        parts += [factor.at([choice[variable] for variable in factor.variables]) for factor in touching[number]]
+        return sum(PENALTY if math.isinf(part) else part for part in parts)
+
+    changed = True
+    while changed:
+        changed = False
+        for number, count in enumerate(problem.counts):
+            before = choice[number]
+            totals = [total(number, index) for index in range(count)]
+            best = min(range(count), key=totals.__getitem__)
+            choice[number] = best if totals[best] < totals[before] else before
+            changed |= choice[number] != before
+    return tuple(choice)

@@ -53,6 +53,8 @@ def solve(
     index, bound, proven, by, notes = METHODS[method](smaller, time_limit_seconds)
     choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True))
     cost = problem.cost(choice)
+    if math.isinf(cost) and not proven:
+        raise SolverError(f"no solution was found in {time_limit_seconds:g} s; allow more time")
     if math.isinf(cost):
         raise InfeasibleError(_clash(problem))
     bound = cost if proven else min(bound, cost)
@@ -107,8 +109,6 @@ def _auto(problem: CostTable, time_limit_seconds: float) -> Found:
     found = _eliminate(problem)
     if found is not None:
         return found
-    from fxpar.solver.milp import solve_milp  # PuLP takes longer to import than most programs take to solve
-
     keep = reduce.undominated_choices(problem)
     left_out = sum(problem.counts) - sum(map(len, keep))
     rest = reduce.collapse(reduce.restrict(problem, keep))
@@ -117,10 +117,10 @@ def _auto(problem: CostTable, time_limit_seconds: float) -> Found:
         f"{left_out} choices are dominated, {len(rest.steps)} variables eliminated",
         f"the integer program has {columns} variables, {rows} constraints",
     ]
-    best = solve_milp(rest.problem, time_limit_seconds)
-    index = rest.expand(best.choice, len(problem.variables))
+    small, bound, proven, by, _ = _milp(rest.problem, time_limit_seconds)
+    index = rest.expand(small, len(problem.variables))
     choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True))
-    return choice, best.bound + rest.constant, best.proven, f"elimination and {best.solver}", notes
+    return choice, bound + rest.constant, proven, f"elimination and {by}", notes
 
 
 def _eliminate(problem: CostTable) -> Found | None:
@@ -143,10 +143,15 @@ def _elimination(problem: CostTable, time_limit_seconds: float) -> Found:
 
 
 def _milp(problem: CostTable, time_limit_seconds: float) -> Found:
-    from fxpar.solver.milp import solve_milp
+    # PuLP takes longer to import than most programs take to solve.
+    from fxpar.solver.milp import floor, solve_milp
 
     best = solve_milp(problem, time_limit_seconds)
-    return best.choice, best.bound, best.proven, best.solver, []
+    if best is None:
+        start = [int(variable.costs.argmin()) for variable in problem.variables]
+        return reduce.descend(problem, start), floor(problem), False, "descent", []
+    choice = best.choice if best.proven else reduce.descend(problem, best.choice)
+    return choice, best.bound, best.proven, best.solver, []
 
 
 def _exhaustive(problem: CostTable, time_limit_seconds: float) -> Found:

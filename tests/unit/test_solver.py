@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pulp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from programs import programs, random_program, transformer
 
 from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver import METHODS, CostTable, Factor, Variable, elimination, min_marginals, reduce, solve
+from fxpar.solver import METHODS, CostTable, Factor, Variable, elimination, milp, min_marginals, reduce, solve
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -92,9 +93,7 @@ def test_reductions_keep_the_optimum(problem):
 @SLOW
 @given(programs())
 def test_the_size_by_formula_is_the_size_that_is_built(problem):
-    from fxpar.solver.milp import build
-
-    model = build(problem)
+    model = milp.build(problem)
     assert problem.size() == (len(model.objective), len(model.lp.constraints())) == (model.columns, model.rows)
 
 
@@ -136,16 +135,34 @@ def test_the_time_limit_is_kept_and_reported():
 
 
 def test_cbc_stands_in_and_without_either_it_is_said(monkeypatch):
-    import pulp
-
     problem = random_program(np.random.default_rng(1), 4, 3, 4)
     monkeypatch.setitem(sys.modules, "highspy", None)
-    if pulp.PULP_CBC_CMD().available():
+    if milp._cbc(1.0).available():
         found = solve(problem, method="milp")
-        assert found.method == "PULP_CBC_CMD" and found.cost == pytest.approx(solve(problem).cost)
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "available", lambda self: False)
+        assert found.method == "CBC" and found.cost == pytest.approx(solve(problem).cost)
+    for solver in (pulp.COIN_CMD, pulp.PULP_CBC_CMD):
+        monkeypatch.setattr(solver, "available", lambda self: False)
     with pytest.raises(SolverError, match="install highspy"):
         solve(problem, method="milp")
+
+
+def test_without_time_there_is_still_an_answer(monkeypatch):
+    """A descent gives it, and the gap says how little is known of it."""
+    problem = random_program(np.random.default_rng(8), 5, 3, 5)
+    monkeypatch.setattr(milp, "solve_milp", lambda problem, seconds: None)
+    found = solve(problem, method="milp")
+    assert (found.status, found.method) == ("time limit", "descent")
+    assert found.bound <= solve(problem).cost <= found.cost < math.inf
+    last = [
+        problem.cost((*found.choice[:at], other, *found.choice[at + 1 :]))
+        for at, count in enumerate(problem.counts)
+        for other in range(count)
+    ]
+    assert min(last) == pytest.approx(found.cost)
+    differ = np.array([[math.inf, 0.0], [0.0, math.inf]])
+    three = tuple(Variable(name, np.zeros(2)) for name in "abc")
+    with pytest.raises(SolverError, match="allow more time"):
+        solve(CostTable(three, tuple(Factor(pair, differ) for pair in ((0, 1), (1, 2), (0, 2)))), method="milp")
 
 
 def test_the_integer_program_is_silent(capfd):
