@@ -5,7 +5,7 @@ strided cuts. ``localise`` (what a rank runs) is in :mod:`fxpar.rules.localise`,
 Importing this package registers the rules of all its modules.
 """
 
-from fxpar.rules import attention, dense, embed, norm, pointwise, reduce, shape
+from fxpar.rules import attention, conv, dense, embed, factory, index, norm, pointwise, reduce, shape
 from fxpar.rules.generate import Link, dim_hint_to_factor, factor_hint_to_dim, hint_links, strategies
 from fxpar.rules.notation import Place, Rule
 from fxpar.rules.registry import LOCALISERS, RULES, register, rule_for
@@ -26,4 +26,4 @@ __all__ = [
     "strategies",
 ]
 
-_REGISTERING = (attention, dense, embed, norm, pointwise, reduce, shape)
+_REGISTERING = (attention, conv, dense, embed, factory, index, norm, pointwise, reduce, shape)

@@ -96,7 +96,7 @@ abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfi
 lgamma log log10 log1p log2 logit nan_to_num polygamma reciprocal relu relu6 round round.decimals rsqrt sgn sigmoid
 sign sin sinc sinh sqrt square tan tanh trunc i0 angle
 celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish selu silu softplus
-softshrink threshold rrelu
+softshrink threshold
 isfinite isinf isnan isneginf isposinf logical_not bitwise_not signbit isreal
 eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
 logical_and logical_or logical_xor bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar

@@ -88,6 +88,7 @@ class Case:
 
         args, kwargs = map_operands((what.args, what.kwargs), add)
         inputs = [self._leaf(x, spec.grad) for x, spec in zip(self.tensors, specs, strict=True)]
+        torch.manual_seed(7)
         outs = call(what.op, args, kwargs, inputs)
         values = [value_of(x) for x in inputs] + [value_of(x) for x in outs if isinstance(x, torch.Tensor)]
         numbers = iter(range(len(inputs), len(values)))
@@ -135,17 +136,16 @@ class Case:
             return [*summands, x - sum(summands)] if summands else [x]
         return [x.clone() for _ in range(degree)]
 
-    def check(self, strategy: Strategy, degree: int) -> None:
-        """Run the strategy on simulated ranks; raise AssertionError if any value or gradient differs."""
+    def run(self, strategy: Strategy, degree: int) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
+        """Run the strategy on simulated ranks: outputs, and gradients of operands, by rank."""
         operands = [
             self.scatter(self.tensors[value], state, degree)
             for value, state in zip(self.node.operands, strategy.inputs, strict=True)
         ]
-        flip = {"R": "P", "P": "R"}  # a replicated value has a partial cotangent, a partial value a whole one
-        cotangents = [
+        cotangents = [  # a replicated value has a partial cotangent, a partial value a whole one
             [None] * degree
             if whole is None
-            else self.scatter(whole, State(flip.get(state.kind, state.kind), state.dim, state.parts), degree)
+            else self.scatter(whole, {"R": State("P"), "P": State("I")}.get(state.kind, state), degree)
             for whole, state in zip(self.cotangents, strategy.outputs, strict=True)
         ]
         outs, grads = [], []
@@ -160,12 +160,16 @@ class Case:
             results = [x for x in call(local.target, local.args, local.kwargs, inputs) if isinstance(x, torch.Tensor)]
             grads.append(gradients(results, inputs, [column[rank] for column in cotangents]))
             outs.append([x.detach() for x in results])
+        return outs, grads
+
+    def check(self, strategy: Strategy, degree: int) -> None:
+        """Run the strategy on simulated ranks; raise AssertionError if any value or gradient differs."""
+        outs, grads = self.run(strategy, degree)
         for index, (whole, state) in enumerate(zip(self.outs, strategy.outputs, strict=True)):
             compare(f"output {index}", [column[index] for column in outs], whole, state)
         for index, (value, state) in enumerate(zip(self.node.operands, strategy.inputs, strict=True)):
             if self.graph.values[value].grad and self.graph.values[self.node.outputs[0]].grad:
-                back = State(flip.get(state.kind, state.kind), state.dim, state.parts)
-                back = State("I") if state.kind == "P" else back
+                back = {"R": State("P"), "P": State("I")}.get(state.kind, state)
                 compare(f"gradient of operand {index}", [g[index] for g in grads], self.gradients[index], back)
 
 

@@ -14,7 +14,7 @@ UNIT = T((4, 8), data=None, positive=True)
 
 def samples() -> Iterator[Sample]:
     """All of them."""
-    for part in (dense, pointwise, pointwise_linear, shape, reduce, norm, attention, embed):
+    for part in (dense, pointwise, pointwise_linear, shape, reduce, norm, attention, embed, factory, index, conv):
         yield from part()
 
 
@@ -98,7 +98,7 @@ def pointwise() -> Iterator[Sample]:
     yield sample("round.decimals", X, decimals=1)
     yield sample("polygamma", 1, POS)
     yield sample("threshold", X, 0.1, 0.0)
-    yield sample("rrelu", X, 0.2, 0.3)
+    yield sample("rrelu", X, 0.2, 0.3, False)
     yield sample("pow.Scalar", 2.0, X)
     yield sample("xlogy.Scalar_Self", 2.0, POS)
     yield sample("clamp.Tensor", X, T((8,), positive=True), T((4, 1), positive=True))
@@ -321,6 +321,119 @@ def embed() -> Iterator[Sample]:
         )
     yield sample("cross_entropy_loss", T((5,)), T((), grad=False, data=2))
     yield sample("nll_loss_nd", T((8, 5)), T((8,), grad=False, data=[1, 2, 3, 0, 4, 1, 2, 2]), None, 1, 2)
+
+
+def factory() -> Iterator[Sample]:
+    for op in ("zeros", "ones"):
+        yield sample(op, (4, 8), dtype=DTYPE["float64"])
+        yield sample(f"new_{op}", T((3,), grad=False), (4, 8))
+    yield sample("full", (4, 8), 2.5)
+    yield sample("new_full", T((3,), grad=False), (4, 8), 2.5)
+    yield sample("arange", 8)
+    yield sample("arange.start", 4, 12)
+    yield sample("arange.start_step", 4, 12, 2)
+    yield sample("eye", 4)
+    yield sample("eye.m", 4, 8)
+    yield sample("linspace", 0.0, 1.0, 8)
+    yield sample("scalar_tensor", 3.0)
+    yield sample("tril_indices", 4, 4)
+    yield sample("triu_indices", 4, 4)
+
+
+def random() -> Iterator[Sample]:
+    """Operations whose split gives other numbers than the whole: see test_random_operations."""
+    for op in ("rand", "randn"):
+        yield sample(op, (8, 8))
+    yield sample("randint", 1000, (8, 8))
+    yield sample("randint.low", 10, 1000, (8, 8))
+    yield sample("randperm", 8)
+    still = T((8, 8), grad=False)
+    for op in ("rand_like", "randn_like", "uniform", "normal_functional", "exponential"):
+        yield sample(op, still)
+    yield sample("randint_like", still, 1000)
+    yield sample("randint_like.low_dtype", still, 10, 1000)
+    yield sample("bernoulli", T((8, 8), grad=False, data=[[0.5] * 8] * 8))
+    yield sample("bernoulli.p", still, 0.5)
+    x = T((8, 8), positive=True)
+    yield sample("dropout", x, 0.5, True)
+    yield sample("alpha_dropout", x, 0.5, True)
+    yield sample("native_dropout", x, 0.5, True)
+    yield sample("rrelu", T((8, 8), data=[[-1.0] * 8] * 8), 0.1, 0.9, True)
+    q = T((4, 8, 4, 6))
+    yield sample("scaled_dot_product_attention", q, q, q, None, 0.5)
+
+
+def index() -> Iterator[Sample]:
+    x = T((4, 8, 12))
+    yield sample("gather", x, 1, ints(4, 4, 12, high=8))
+    yield sample("gather", x, 2, ints(4, 4, 8, high=12))
+    yield sample("gather", T((8,)), 0, ints(4, high=8))
+    where = T((4, 4), grad=False, data=[[0, 3, 5, 7], [1, 2, 3, 4], [7, 6, 5, 4], [0, 2, 4, 6]])
+    yield sample("scatter.src", X, 1, where, T((4, 4)))
+    yield sample("scatter.value", X, 1, where, 0.0)
+    yield sample("scatter.value", X, 1, where, 2.0)
+    yield sample("scatter_add", X, 1, ints(4, 12, high=8), T((4, 12)))
+    yield sample("scatter_add", x, 1, ints(4, 4, 8, high=8), T((4, 4, 8)))
+    yield sample("scatter.reduce", T((4, 8), grad=False), 1, where, T((4, 4), grad=False), reduce="add")
+    yield sample("scatter_reduce.two", X, 1, where, T((4, 4)), "amax")
+    yield sample("index_select", x, 1, ints(4, high=8))
+    rows = T((4,), grad=False, data=[6, 2, 0, 1])
+    yield sample("index_add", x, 1, rows, T((4, 4, 12)))
+    yield sample("index_copy", x, 1, rows, T((4, 4, 12)))
+    yield sample("index_fill.int_Scalar", x, 1, rows, 0.0)
+    yield sample("index_fill.int_Scalar", x, 1, rows, 1.0)
+    for indices in [
+        (ints(8, high=4),),
+        (None, rows),
+        (None, None, ints(4, 8, high=12)),
+        (ints(4, 1, high=4), ints(8, high=8)),
+        (None, ints(4, 1, high=8), ints(1, 8, high=12)),
+        (ints(4, high=4), None, ints(8, 4, high=12)),
+        (ints(high=4),),
+        (mask(4),),
+    ]:
+        yield sample("index.Tensor", x, indices)
+    yield sample("index_put", x, (None, rows), T((4, 4, 12)))
+    yield sample("index_put", x, (None, rows), T((12,)))
+    yield sample("index_put", x, (None, rows), T((4, 1, 12)), True)
+    yield sample("index_put", x, (T((4,), grad=False, data=[0, 1, 2, 3]), None, rows), T((4, 8)))
+    yield sample("index_put", x, (mask(4, 8),), T(()))
+    yield sample("index_put", x, (mask(4, 8, 12),), T((1,)))
+    yield sample("searchsorted.Tensor", T((3,), grad=False, data=[-0.5, 0.0, 0.5]), T((4, 8), grad=False))
+
+
+def conv() -> Iterator[Sample]:
+    for n in (1, 2, 3):
+        x, w = T((4, 8, *[6] * n)), T((12, 8, *[3] * n))
+        yield sample(f"conv{n}d", x, w)
+        yield sample(f"conv{n}d", x, w, T((12,)), (2,) * n, (1,) * n)
+        yield sample(f"conv{n}d.padding", x, w, None, (1,) * n, "same")
+        transposed = "conv_transpose1d" if n == 1 else f"conv_transpose{n}d.input"
+        yield sample(transposed, x, T((8, 4, *[3] * n)))
+    yield sample("conv2d", T((8, 6, 6)), T((4, 8, 3, 3)))
+    yield sample("conv1d", T((4, 8, 6)), T((16, 2, 3)), None, (1,), (0,), (1,), 4)
+    yield sample("conv1d", T((4, 16, 6)), T((16, 4, 3)), T((16,)), (1,), (0,), (1,), 4)
+    yield sample("conv1d", T((4, 8, 6)), T((8, 1, 3)), None, (1,), (0,), (1,), 8)
+    yield sample("conv_transpose1d", T((4, 8, 6)), T((8, 4, 3)), T((16,)), (1,), (0,), (0,), 4)
+    x = T((4, 8, 6, 6))
+    yield sample("convolution", x, T((4, 8, 3, 3)), None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    yield sample("convolution", x, T((8, 4, 3, 3)), T((16,)), (2, 2), (1, 1), (1, 1), True, (0, 0), 4)
+    for n in (1, 2, 3):
+        x = T((4, 8, *[6] * n))
+        for op in ("avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool"):
+            yield sample(f"{op}{n}d", x, (2,) * n)
+        yield sample(f"upsample_nearest{n}d.vec", x, (12,) * n, None)
+    yield sample("max_pool2d_with_indices", T((4, 8, 6, 6)), (2, 2))
+    yield sample("max_pool3d_with_indices", T((4, 8, 4, 4, 4)), (2, 2, 2))
+    yield sample("upsample_linear1d.vec", T((4, 8, 6)), (12,), False, None)
+    for mode in ("bilinear", "bicubic"):
+        yield sample(f"upsample_{mode}2d.vec", T((4, 8, 6, 6)), (12, 12), False, None)
+    yield sample("upsample_trilinear3d.vec", T((4, 8, 4, 4, 4)), (8, 8, 8), False, None)
+    yield sample("pixel_shuffle", T((4, 32, 4, 8)), 2)
+    yield sample("pixel_unshuffle", T((4, 4, 16, 8)), 2)
+    yield sample("im2col", T((4, 8, 6, 6)), (2, 2), (1, 1), (0, 0), (2, 2))
+    yield sample("bilinear", T((4, 8)), T((4, 4)), T((12, 8, 4)), None)
+    yield sample("bilinear", T((4, 8)), T((4, 4)), T((12, 8, 4)), T((12,)))
 
 
 def _dtypes() -> dict[str, object]:
