@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from itertools import product
 
@@ -75,10 +75,10 @@ def solve(
     )
 
 
-def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.ndarray]:
+def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.ndarray] | None:
     """For every variable, the least total cost with each of its choices; infinite where there is none.
 
-    Exact, by elimination up and down; where that does not fit, by solving again for every choice, which may be slow.
+    Exact, by elimination up and down; ``None`` where a table would be too large for that.
 
     >>> from fxpar.solver import Factor, Variable
     >>> min_marginals(CostTable((Variable("a", np.array([0.0, 2.0])),), ()))
@@ -88,21 +88,13 @@ def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.nd
     keep = reduce.possible_choices(problem, pins)
     smaller = reduce.restrict(problem, keep)
     fit = elimination.tables_and_order(smaller)
-    if fit is not None:
-        totals: Sequence[np.ndarray] = elimination.marginals(*fit, len(smaller.variables))
-    else:
-        totals = [np.array([_least(smaller, {v: {c}}) for c in range(n)]) for v, n in enumerate(smaller.counts)]
+    if fit is None:
+        return None
     result = [np.full(count, np.inf) for count in problem.counts]
+    totals = elimination.marginals(*fit, len(smaller.variables))
     for full, choices, total in zip(result, keep, totals, strict=True):
         full[choices] = total
     return result
-
-
-def _least(problem: CostTable, pins: Pins) -> float:
-    try:
-        return solve(problem, pins=pins).bound
-    except InfeasibleError:
-        return math.inf
 
 
 def _auto(problem: CostTable, time_limit_seconds: float) -> Found:

@@ -114,7 +114,7 @@ def test_a_dense_program_is_left_to_the_integer_program():
     variables = tuple(Variable(f"v{i}", random.random(8)) for i in range(9))
     pairs = [(a, b) for a in range(9) for b in range(a)]
     problem = CostTable(variables, tuple(Factor(pair, random.random((8, 8)) / 8) for pair in pairs))
-    assert elimination.tables_and_order(problem) is None
+    assert elimination.tables_and_order(problem) is None and min_marginals(problem) is None
     found = solve(problem)
     assert found.status == "optimal" and found.method == "elimination and HiGHS"
     assert found.bound == pytest.approx(found.cost)
