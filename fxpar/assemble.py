@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fxpar.cost.comm import arc_seconds, wire_bytes
+from fxpar.cost.comm import wire_bytes
 from fxpar.cost.price import Priced
 from fxpar.cost.trees import conversion_tree
 from fxpar.graph import Graph, Node, Ref, Value
@@ -148,7 +148,7 @@ def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strate
             wanted.setdefault(value, {})[layout] = None
     trees = {}
     for value, layouts in wanted.items():
-        arcs = _tree(priced, graph.values[value], produced[value], tuple(layouts))
+        arcs = _tree(priced, name, value, produced[value], tuple(layouts))
         if arcs:
             trees[value] = arcs
     return GraphPlan(graph.digest(), inputs, nodes, outputs, updates, trees)
@@ -171,17 +171,19 @@ def _node_plan(space: Space, name: str, index: int, node: Node, strategies: list
     )
 
 
-def _tree(priced: Priced, meta: Value, src: Layout, targets: tuple[Layout, ...]) -> tuple[Arc, ...]:
-    plain = {_plain(target, meta) for target in targets} - {_plain(src, meta)}
-    if not plain:
+def _tree(priced: Priced, graph: str, value: int, src: Layout, targets: tuple[Layout, ...]) -> tuple[Arc, ...]:
+    """The very tree that was priced: over the same states, with the same seconds."""
+    flow = priced.space.flow_of[graph, value]
+    meta, tree = priced.space.flows[flow].meta, priced.trees[flow]
+    root, wanted = _plain(src, meta), {_plain(target, meta) for target in targets}
+    if wanted == {root}:
         return ()
-    (link,) = priced.cluster.axis_links(priced.space.mesh)
-    degree = priced.space.mesh.degrees[0]
+    number = {(state,): index for index, state in enumerate(tree.states)}
 
     def seconds(a: Layout, b: Layout) -> float:
-        return arc_seconds(a[0], b[0], meta, degree, link, priced.cluster)
+        return float(tree.arcs[number[a], number[b]])
 
-    return conversion_tree(_plain(src, meta), sorted(plain), seconds, grad=meta.grad).arcs
+    return conversion_tree(root, wanted, seconds, states=number, grad=meta.grad).arcs
 
 
 def _plain(layout: Layout, meta: Value) -> Layout:

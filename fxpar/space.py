@@ -61,7 +61,8 @@ class Space:
     """All decisions (``slots``) and connections (``flows``) of a program on a mesh.
 
     ``node_slots`` maps ``(graph, node number)`` to a slot; ``input_slots`` and ``output_slots`` likewise (top-level
-    outputs, block outputs); ``update_slots`` for buffer updates. ``parameter_slots`` maps a parameter's name to one.
+    outputs, block outputs); ``update_slots`` for buffer updates. ``parameter_slots`` maps a parameter's name to one,
+    ``flow_of`` maps ``(graph, value)`` to a flow.
     """
 
     program: Program
@@ -73,6 +74,7 @@ class Space:
     output_slots: dict[tuple[str, int], int]
     update_slots: dict[tuple[str, int], int]
     parameter_slots: dict[str, int]
+    flow_of: dict[tuple[str, int], int]
     unruled: tuple[tuple[str, str, int], ...]
 
     def text(self) -> str:
@@ -114,6 +116,7 @@ class _Builder:
         self.hints: Hints = propagate(program, self.degree)
         self.slots: list[Slot] = []
         self.flows: dict[tuple[object, ...], Flow] = {}
+        self.places: dict[tuple[object, ...], list[tuple[str, int]]] = {}
         self.node_slots: dict[tuple[str, int], int] = {}
         self.input_slots: dict[tuple[str, int], int] = {}
         self.output_slots: dict[tuple[str, int], int] = {}
@@ -136,6 +139,7 @@ class _Builder:
             self.output_slots,
             self.update_slots,
             self.parameter_slots,
+            {place: number for number, places in enumerate(self.places.values()) for place in places},
             tuple((op, module, count) for (op, module), count in self.unruled.items()),
         )
 
@@ -168,6 +172,7 @@ class _Builder:
     def _flow(self, name: str, graph: Graph, value: int, producer: Use, readers: tuple[Use, ...], weight: int) -> None:
         meta = graph.values[value]
         key = (producer, frozenset(readers), meta)
+        self.places.setdefault(key, []).append((name, value))
         if key in self.flows:  # the same decisions again, as between the instances of a folded block: priced together
             old = self.flows[key]
             self.flows[key] = Flow(old.graph, old.value, meta, producer, old.consumers, old.weight + weight)

@@ -1,11 +1,12 @@
 """Space + cluster -> the priced program: seconds per choice of every slot, seconds per conversion tree of every flow.
 
 In: a :class:`~fxpar.space.Space`, a :class:`~fxpar.cluster.Cluster`. Out: :class:`Priced`, whose ``problem`` the solver
-takes. Its first variables are the space's slots, in order. Times are seconds of one training step.
+takes. Its variables are the space's slots, in order. Times are seconds of one training step.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 
@@ -22,13 +23,19 @@ from fxpar.rules.work import flops
 from fxpar.solver.problem import CostTable, Factor, Variable
 from fxpar.space import Flow, Slot, Space
 
-#: A factor over more entries than this is chained through auxiliary variables over sets of states.
+#: Tables with more entries than this are left to the solver, which knows other ways.
 MAX_TABLE_ENTRIES = 200_000
+
+
+#: These read only the entries of their first operand that they return.
+LOOK_UPS = frozenset(
+    ("aten.embedding.default", "aten.index_select.default", "aten.index.Tensor", "aten.gather.default")
+)
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A space with its prices. ``problem`` may have auxiliary variables after those of the slots."""
+    """A space with its prices: a variable per slot, a factor per flow, in the space's order."""
 
     space: Space
     cluster: Cluster
@@ -36,7 +43,7 @@ class Priced:
     trees: tuple[FlowPrice, ...]
 
     def seconds(self, choice: tuple[int, ...]) -> float:
-        """Seconds of a step under ``choice`` (one entry per slot; further entries are not read)."""
+        """Seconds of a step under ``choice``, one entry per slot."""
         total = sum(float(self.problem.variables[slot].costs[choice[slot]]) for slot in range(len(self.space.slots)))
         return total + sum(tree.weight * tree.seconds(choice) for tree in self.trees)
 
@@ -67,13 +74,10 @@ class FlowPrice:
 def price(space: Space, cluster: Cluster) -> Priced:
     """Price every choice and every conversion of ``space`` on ``cluster``."""
     (link,) = cluster.axis_links(space.mesh)
-    variables = [Variable(slot.name, _slot_costs(space, slot, cluster)) for slot in space.slots]
+    variables = tuple(Variable(slot.name, _slot_costs(space, slot, cluster)) for slot in space.slots)
     cache: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
     trees = tuple(_flow_price(space, flow, cluster, link, cache) for flow in space.flows)
-    factors: list[Factor] = []
-    for flow, tree in zip(space.flows, trees, strict=True):
-        factors += _factors(flow, tree, variables)
-    return Priced(space, cluster, CostTable(tuple(variables), tuple(factors)), trees)
+    return Priced(space, cluster, CostTable(variables, tuple(_factor(tree) for tree in trees)), trees)
 
 
 def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
@@ -91,8 +95,11 @@ def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
     grad = any(meta.grad for meta in outputs)
     seconds = []
     for item in slot.strategies:
-        moved = sum(_local_bytes(m, s, space) for m, s in zip(operands, item.inputs, strict=True))
-        moved += sum(_local_bytes(m, s, space) for m, s in zip(outputs, item.outputs, strict=True))
+        written = sum(_local_bytes(m, s, space) for m, s in zip(outputs, item.outputs, strict=True))
+        read = [_local_bytes(m, s, space) for m, s in zip(operands, item.inputs, strict=True)]
+        if node.op in LOOK_UPS:
+            read[0] = min(read[0], written)
+        moved = written + sum(read)
         share = work / space.mesh.degrees[0] if item.divided else work
         seconds.append(slot.weight * node_seconds(share, moved, dtype, cluster, op=node.op, grad=grad))
     return np.array(seconds)
@@ -159,31 +166,14 @@ def _state(state: State, meta: Value) -> State:
     return state if meta.grad else without_gradient(state)
 
 
-def _factors(flow: Flow, tree: FlowPrice, variables: list[Variable]) -> list[Factor]:
-    """The tables of one flow: one table, or, if that is too large, a chain over growing sets of needed states."""
+def _factor(tree: FlowPrice) -> Factor:
+    """One flow as a factor: its tree, and its table unless that is so large that the solver should not build it."""
     slots = tuple(tree.masks)
-    entries = len(tree.roots)
+    scope, states = (tree.producer, *slots), (tree.roots, *(tree.reads[slot] for slot in slots))
+    if math.prod(len(item) for item in states) > MAX_TABLE_ENTRIES:
+        return Factor(scope, None, tree.arcs, states, tree.weight)
+    mask = np.zeros((), dtype=np.int64)
     for slot in slots:
-        entries *= len(tree.masks[slot])
-    if entries <= MAX_TABLE_ENTRIES:
-        mask = _outer_or([tree.masks[slot] for slot in slots])
-        table = tree.costs[tree.roots.reshape((-1,) + (1,) * mask.ndim), mask[None]]
-        states = (tree.roots, *(tree.reads[slot] for slot in slots))
-        return [Factor((tree.producer, *slots), tree.weight * table, tree.arcs, states, tree.weight)]
-    factors, reached, before = [], tree.masks[slots[0]], slots[0]
-    for slot in slots[1:]:
-        union = _outer_or([reached, tree.masks[slot]])
-        after = np.unique(union)
-        variables.append(Variable(f"states of {flow.graph} %{flow.value} up to slot {slot}", np.zeros(len(after))))
-        agrees = np.where(union[..., None] == after, 0.0, np.inf)
-        factors.append(Factor((before, slot, len(variables) - 1), agrees))
-        reached, before = after, len(variables) - 1
-    table = tree.costs[tree.roots[:, None], reached[None, :]]
-    return [*factors, Factor((tree.producer, before), tree.weight * table)]
-
-
-def _outer_or(masks: list[np.ndarray]) -> np.ndarray:
-    result = masks[0]
-    for mask in masks[1:]:
-        result = result[..., None] | mask
-    return result
+        mask = mask[..., None] | tree.masks[slot]
+    table = tree.weight * tree.costs[tree.roots.reshape((-1,) + (1,) * mask.ndim), mask[None]]
+    return Factor(scope, table, tree.arcs, states, tree.weight)
