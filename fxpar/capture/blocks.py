@@ -1,0 +1,245 @@
+"""Which modules fold: what two modules must have in common so that one graph serves both.
+
+In: a module tree. Out: :class:`Structure` (a number per module, equal for modules built alike), the classes of modules
+worth folding, and the comparison of the plain attributes that a forward was seen to read.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxpar.capture.recorder import MISSING
+
+#: Attributes of every nn.Module that :class:`Structure` covers, or that never matter to a forward.
+STRUCTURAL = frozenset(nn.Module().__dict__) | {"_non_persistent_buffers_set", "__dict__"}
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def hooks_of(module: nn.Module) -> tuple[Any, ...]:
+    """The hooks that a call of ``module`` runs, and its own ``forward`` if the instance has one."""
+    found = [hook for table in _HOOKS for hook in getattr(module, table).values()]
+    return (*found, *((module.__dict__["forward"],) if "forward" in module.__dict__ else ()))
+
+
+@dataclass
+class Structure:
+    """One walk over a model: paths, names of parameters and buffers, and a class number per module.
+
+    ``names`` maps ``id(tensor)`` to the kind and all qualified names of a parameter or buffer. ``classes`` maps
+    ``id(module)`` to a number that is equal for modules of the same make: type, mode, parameters, buffers, children.
+    """
+
+    paths: dict[int, str] = field(default_factory=dict)
+    modules: list[nn.Module] = field(default_factory=list)
+    names: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    classes: dict[int, int] = field(default_factory=dict)
+    tied: bool = False
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: nn.Module) -> Structure:
+        structure = Structure()
+        structure._walk(model, "")
+        return structure
+
+    def aliases(self) -> dict[str, str]:
+        """Every further name of a tied parameter or buffer, to its first name."""
+        if not self.tied:
+            return {}
+        return {name: names[0] for _, names in self.names.values() for name in names[1:]}
+
+    def first_name(self, name: str) -> str:
+        """The first name of the parameter or buffer ``name``."""
+        return self.aliases().get(name, name)
+
+    def _walk(self, module: nn.Module, path: str) -> int:
+        prefix = f"{path}." if path else ""
+        tensors: list[Hashable] = []
+        for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in table.items():
+                if tensor is None:
+                    tensors.append((kind, name))
+                    continue
+                _, names = self.names.setdefault(id(tensor), (kind, []))
+                if names:
+                    self.tied = True
+                else:
+                    self.tensors.append(tensor)
+                names.append(prefix + name)
+                persistent = kind == "buffer" and name not in module._non_persistent_buffers_set
+                tensors.append((kind, name, tensor.shape, tensor.dtype, tensor.requires_grad, persistent))
+        seen = id(module) in self.classes
+        children = []
+        for name, child in module._modules.items():
+            if child is not None:
+                number = self._walk(child, prefix + name)
+                children.append((name, number, tuple(map(id, hooks_of(child)))))
+        if not seen:
+            self.paths[id(module)] = path
+            self.modules.append(module)
+            key = (type(module), module.training, tuple(tensors), tuple(children))
+            self.classes[id(module)] = self._numbers.setdefault(key, len(self._numbers))
+        return self.classes[id(module)]
+
+
+def worth_folding(model: nn.Module, structure: Structure) -> frozenset[int]:
+    """The classes of modules to trace once: repeated, with children, and outermost unless folding parts saves more."""
+    counts: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for module in structure.modules:
+        number = structure.classes[id(module)]
+        counts[number] = counts.get(number, 0) + 1
+    chosen: set[int] = set()
+
+    def size(module: nn.Module) -> int:
+        number = structure.classes[id(module)]
+        if number not in sizes:
+            children = [child for child in module._modules.values() if child is not None]
+            sizes[number] = sum(map(size, children)) or 1
+        return sizes[number]
+
+    def inner_size(module: nn.Module, met: set[int]) -> int:
+        """What has to be recorded of ``module`` if the repeated modules inside it are folded instead of it."""
+        total = 0
+        for child in module._modules.values():
+            if child is None:
+                continue
+            number = structure.classes[id(child)]
+            if number in met:
+                continue
+            if repeats(child):
+                met.add(number)
+                total += size(child)
+            else:
+                total += inner_size(child, met)
+        return total or 1
+
+    def repeats(module: nn.Module) -> bool:
+        return counts[structure.classes[id(module)]] > 1 and is_block(module)
+
+    def visit(module: nn.Module) -> None:
+        for child in module._modules.values():
+            if child is None:
+                continue
+            number = structure.classes[id(child)]
+            if number in chosen:
+                continue
+            if repeats(child) and size(child) <= _descending(child, counts[number], inner_size):
+                chosen.add(number)
+            else:
+                visit(child)
+
+    visit(model)
+    return frozenset(chosen)
+
+
+def _descending(module: nn.Module, count: int, inner_size: Callable[[nn.Module, set[int]], int]) -> int:
+    """What has to be recorded of ``count`` modules like this one if not they but repeated parts of them are folded."""
+    met: set[int] = set()
+    first = inner_size(module, met)
+    return first + (count - 1) * max(inner_size(module, met) if met else first, 0)
+
+
+def is_block(module: nn.Module) -> bool:
+    """Whether ``module`` is more than a layer of torch: it has parts, or several parameters of its own."""
+    if type(module).forward is nn.Module.forward:
+        return False
+    if any(child is not None for child in module._modules.values()):
+        return True
+    return not type(module).__module__.startswith("torch.nn.") and len(module._parameters) > 1
+
+
+def descendants(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module below and including ``module``, by relative path, each once."""
+    met: set[int] = set()
+
+    def walk(current: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        if id(current) in met:
+            return
+        met.add(id(current))
+        yield path, current
+        for name, child in current._modules.items():
+            if child is not None:
+                yield from walk(child, f"{path}.{name}" if path else name)
+
+    return walk(module, "")
+
+
+def tie_pattern(module: nn.Module) -> tuple[int, ...]:
+    """Which parameters and buffers inside ``module`` are the same tensor: the first position of each."""
+    first: dict[int, int] = {}
+    pattern = []
+    for _, part in descendants(module):
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            pattern.append(first.setdefault(id(tensor), len(first)) if tensor is not None else -1)
+    return tuple(pattern)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The plain attributes that a forward read: ``(relative module path, attribute name, value)``.
+
+    ``modules`` maps ``id(module)`` to its relative path, for the module the reads are of.
+    """
+
+    entries: tuple[tuple[str, str, Any], ...]
+    modules: dict[int, str]
+
+    def same_in(self, module: nn.Module) -> bool:
+        """Whether a forward of ``module`` would read the same values."""
+        parts = dict(descendants(module))
+        places = {id(part): path for path, part in parts.items()}
+        alike = functools.partial(same, mine=self.modules, theirs=places)
+        for path, name, value in self.entries:
+            part = parts.get(path)
+            if part is None or not alike(value, part.__dict__.get(name, MISSING)):
+                return False
+        return True
+
+
+def same(a: Any, b: Any, *, mine: dict[int, str], theirs: dict[int, str]) -> bool:
+    """Whether two attribute values make no difference to a forward. Tensors and modules are compared by their place."""
+    alike = functools.partial(same, mine=mine, theirs=theirs)
+    if isinstance(a, nn.Module) and isinstance(b, nn.Module):
+        place = mine.get(id(a))
+        return a is b if place is None else place == theirs.get(id(b))
+    if type(a) is not type(b):
+        return False
+    if a is b and not isinstance(a, (tuple, list, dict, functools.partial)):
+        return True
+    if isinstance(a, torch.Tensor):
+        return (a.shape, a.stride(), a.dtype, a.requires_grad) == (b.shape, b.stride(), b.dtype, b.requires_grad)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
+    if isinstance(a, functools.partial):
+        return a.func is b.func and alike(a.args, b.args) and alike(a.keywords, b.keywords)
+    if hasattr(a, "__func__") and hasattr(a, "__self__"):
+        return a.__func__ is b.__func__ and alike(a.__self__, b.__self__)
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    if isinstance(a, (bool, int, str, bytes, complex, enum.Enum, torch.dtype, torch.device, set, frozenset)):
+        return bool(a == b)
+    return _declares_equality(type(a)) and _equal(a, b)
+
+
+def _declares_equality(kind: type) -> bool:
+    return kind.__eq__ is not object.__eq__
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:
+        # An object's own comparison failed: nothing is known, so they count as different.
+        return False

@@ -1,0 +1,552 @@
+"""What happens during a capture: operations become nodes, module calls become blocks, attribute accesses are noted.
+
+In: the calls of :func:`fxpar.capture.recorder.recording`. Out: :class:`~fxpar.capture.frame.Frame` s, filled.
+Putting the pieces together is :mod:`fxpar.capture.program`; what writes mean is :mod:`fxpar.capture.writes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import fxpar
+from fxpar.capture import recorder
+from fxpar.capture.attributes import Attributes
+from fxpar.capture.blocks import STRUCTURAL, Structure, descendants, hooks_of
+from fxpar.capture.frame import Alias, Frame, Where, constant, dtype_name
+from fxpar.capture.functional import is_known_view, view_step
+from fxpar.capture.recorder import Fakes, is_fake, storage_key
+from fxpar.capture.signals import NotFoldableError
+from fxpar.errors import CaptureError
+from fxpar.graph import Node, Ref
+
+#: Results of operations that depend on no input and no parameter are computed for real up to this many elements, so
+#: that a model may look at them (``if (positions[:, -1] == 0).all()``), as it can outside a capture.
+CONCRETE_NUMEL = 1 << 16
+
+_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(fxpar.__file__) + os.sep)
+_EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+
+
+class Info:
+    """What has to be known about an operation, once."""
+
+    __slots__ = ("concrete", "name", "view", "writes")
+
+    def __init__(self, func: Any) -> None:
+        from fxpar.capture.functional import written_arguments
+
+        schema = func._schema
+        namespace, _, name = schema.name.partition("::")
+        self.name = f"{namespace}.{name}.{schema.overload_name or 'default'}"
+        self.writes = written_arguments(func) if schema.is_mutable else ()
+        self.view = is_known_view(func)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        self.concrete = namespace == "aten" and not random and name not in _EMPTY and name != "dropout"
+
+
+class Session:
+    """One capture of ``model``. ``frames`` and ``modules`` are the units and modules being run, innermost last."""
+
+    def __init__(self, model: nn.Module, structure: Structure, whole: Sequence[str]) -> None:
+        self.model, self.structure, self.whole = model, structure, tuple(whole)
+        self.device = _device_of(structure.tensors)
+        self.fakes = Fakes(self.device)
+        self.frames: list[Frame] = []
+        self.modules: list[str] = []
+        self.known: dict[int, torch.Tensor] = {}
+        self.behind: dict[int, torch.Tensor] = {}
+        self.concrete: dict[int, torch.Tensor] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.callables: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.calls: dict[int, int] = {}
+        self.keep: list[torch.Tensor] = []
+        self.assigned: list[tuple[nn.Module, str]] = []
+        self.failed_in = ""
+        self.paused = False
+        self.attributes = Attributes(structure)
+        self.call_block: Callable[[nn.Module, str, Any, Any], Any] | None = None
+        self._weak: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._info: dict[Any, Info] = {}
+        self._constant_names: dict[int, str] = {}
+        self._matched_whole: set[str] = set()
+        self.devices = tuple(dict.fromkeys(("cpu", self.device.type)))
+
+    # Where things are -------------------------------------------------------------------------------------------
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @property
+    def path(self) -> str:
+        return self.modules[-1] if self.modules else ""
+
+    def where(self) -> Where:
+        return Where(self.path, source_line(sys._getframe(1)))
+
+    def refuse(self, what: str) -> None:
+        raise CaptureError(
+            f"{what} {self.where()}, which a captured graph cannot repeat; "
+            f"keep the module as it is with whole=({self.path!r},), or change the forward"
+        )
+
+    def refuse_output(self, what: str) -> None:
+        raise CaptureError(
+            f"the forward of {type(self.model).__name__} returns {what}, which is no tensor, number, string or container "
+            "of them; return tensors (for a cache: use_cache=False)"
+        )
+
+    def order(self, module: nn.Module) -> dict[str, int]:
+        """The place of every parameter and buffer of ``module``, by name."""
+        names: dict[str, int] = {}
+        for path, part in descendants(module):
+            for table in (part._parameters, part._buffers):
+                for name in table:
+                    names[f"{path}.{name}" if path else name] = len(names)
+        return names
+
+    def check_whole(self) -> None:
+        """Raise :class:`CaptureError` for a pattern in ``whole`` that named no module that was called."""
+        for pattern in self.whole:
+            if not fnmatch.filter(self._matched_whole, pattern):
+                near = difflib.get_close_matches(pattern, self.structure.paths.values(), n=3, cutoff=0.3)
+                raise CaptureError(f"whole={pattern!r} names no module that the forward calls; near it are {near}")
+
+    def autocast(self) -> tuple[tuple[str, str, bool], ...]:
+        """What autocast does now, per device type; the dtype is left out where it is off."""
+        state = []
+        for kind in self.devices:
+            on = torch.is_autocast_enabled(kind)
+            state.append((kind, dtype_name(torch.get_autocast_dtype(kind)) if on else "", on))
+        return tuple(state)
+
+    def _autocast_beyond(self) -> tuple[tuple[str, str, bool], ...]:
+        now, outside = self.autocast(), self.frame.autocast
+        if now == outside:
+            return ()
+        return tuple(
+            (kind, dtype or dtype_name(torch.get_autocast_dtype(kind)), on)
+            for (kind, dtype, on), before in zip(now, outside, strict=True)
+            if (kind, dtype, on) != before
+        )
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Run operations on fakes without recording them."""
+        was, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = was
+
+    # Tensors ----------------------------------------------------------------------------------------------------
+
+    def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake that stands for ``tensor`` everywhere in this capture."""
+        fake = self.known.get(id(tensor))
+        if fake is None:
+            if is_fake(tensor):
+                return tensor
+            if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+                self.refuse("a lazy parameter that has no shape yet is used")
+            if hasattr(tensor, "placements"):
+                self.refuse("a DTensor is used: the model has been sharded already")
+            fake = self.fakes.like(tensor)
+            self.know(tensor, fake)
+        return fake
+
+    def know(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        """Let ``fake`` stand for ``tensor``."""
+        self.known[id(tensor)] = fake
+        self.behind[id(fake)] = tensor
+        self.keep += (tensor, fake)
+
+    def read(self, fake: torch.Tensor) -> int:
+        """The value number of ``fake`` in the current frame; parameters and the like become inputs when first read."""
+        frame = self.frame
+        if id(fake) not in frame.aliases:
+            tensor = self.behind.get(id(fake))
+            if tensor is not None and id(fake) not in self.concrete:
+                self.lift(frame, tensor)
+            elif len(self.frames) > 1:
+                raise NotFoldableError(f"{self.path} uses a tensor of the surrounding modules that it is not given")
+        return frame.read(fake, self.where)
+
+    def lift(self, frame: Frame, tensor: torch.Tensor) -> int:
+        """Make a real tensor (parameter, buffer, or any other) an input of ``frame``."""
+        kind, name = self.name(frame.prefix, tensor)
+        frame.reals[name] = tensor
+        return frame.add_input(kind, name, self.fake_of(tensor))
+
+    def name(self, prefix: str, tensor: torch.Tensor) -> tuple[str, str]:
+        """The kind of a real tensor, and its name in the graph of the module with this path and a dot."""
+        kind, names = self.structure.names.get(id(tensor), ("constant", []))
+        if names:
+            for name in names:
+                if name.startswith(prefix):
+                    return kind, name.removeprefix(prefix)
+            raise NotFoldableError(f"{self.path} uses {names[0]}, which lies outside it")
+        if tensor.requires_grad:
+            self.refuse("a tensor that requires grad and is neither a parameter nor an input is used")
+        path = self.attributes.tensor_path(tensor)
+        if path is not None and path.startswith(prefix):
+            name = path.removeprefix(prefix)
+        else:
+            name = self._constant_names.setdefault(id(tensor), f"constant.{len(self._constant_names)}")
+        if path is None or not prefix:
+            self.constants[name] = tensor
+        return kind, name
+
+    def data_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor.data``: a detached view, recorded as such."""
+        return tensor.detach()
+
+    def read_data(self, tensor: torch.Tensor, how: str) -> None:
+        if id(self.known.get(id(tensor))) not in self.concrete:
+            self.data_dependent(f"the data of a tensor is read ({how})")
+
+    def requires_grad_changed(self, tensor: torch.Tensor) -> None:
+        alias = self.frame.alias(tensor)
+        if alias is not None:
+            value = self.frame.values[alias.value]
+            self.frame.values[alias.value] = type(value)(value.shape, value.dtype, tensor.requires_grad)
+
+    def data_dependent(self, what: str, cause: BaseException | None = None) -> None:
+        raise CaptureError(
+            f"{what} {self.where()}: what the model does next depends on the numbers in its inputs or parameters, so "
+            f"no one graph can hold it; keep that module as it is with whole=({self.path!r},), or make the forward "
+            "independent of the data (torch.where instead of if)"
+        ) from cause
+
+    # Operations -------------------------------------------------------------------------------------------------
+
+    def info(self, func: Any) -> Info:
+        info = self._info.get(func)
+        if info is None:
+            if not hasattr(func, "_schema"):
+                self.refuse(f"the higher-order operation {func} is called")
+            info = self._info[func] = Info(func)
+        return info
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation on fakes and record it."""
+        from fxpar.capture import writes
+
+        info = self.info(func)
+        operands: list[torch.Tensor] = []
+        fake_args = self._fake(args, operands)
+        fake_kwargs = {name: self._fake(arg, operands) for name, arg in kwargs.items()}
+        if self.paused:
+            return func(*fake_args, **fake_kwargs)
+        if recorder.inside_function_transform():
+            self.refuse("a torch.func transform (vmap, grad, ...) runs")
+        if info.name == "aten.lift_fresh.default" and not is_fake(args[0]):
+            return self._literal(args[0])
+        if writes.hides_writes(info.name, fake_args, fake_kwargs):
+            return writes.normalise_batch(self, func, fake_args, fake_kwargs)
+        numbers = {id(fake): self.read(fake) for fake in operands}
+        concrete = info.concrete and all(id(fake) in self.concrete for fake in operands)
+        if info.writes:
+            return writes.write(self, func, info, args, kwargs, fake_args, fake_kwargs, numbers, concrete)
+        try:
+            out = func(*fake_args, **fake_kwargs)
+        except recorder.DATA_DEPENDENT as error:
+            if not concrete:
+                self.data_dependent(f"{info.name} is called", error)
+            out = self._imitate(self._for_real(func, fake_args, fake_kwargs))
+        except recorder.UNSUPPORTED as error:
+            self.refuse(f"{info.name}, which cannot run without data ({type(error).__name__}), is called")
+        if not operands and isinstance(out, torch.Tensor):
+            return self._from_nothing(func, info, fake_args, fake_kwargs, out)
+        self.record(info.name, func, fake_args, fake_kwargs, numbers, out, info.view)
+        return self._made_real(func, fake_args, fake_kwargs, out) if concrete else out
+
+    def _from_nothing(
+        self, func: Any, info: Info, args: Any, kwargs: dict[str, Any], out: torch.Tensor
+    ) -> torch.Tensor:
+        """The result of ``torch.zeros`` and the like.
+
+        Torch copies such a result, and with it loses sight of it, if anybody else holds it: so only a twin is kept.
+        """
+        twin = self.fakes.like(out)
+        self.keep.append(twin)
+        self.record(info.name, func, args, kwargs, {}, twin, False)
+        if info.concrete and out.numel() <= CONCRETE_NUMEL:
+            out = self._for_real(func, args, kwargs)
+            with self.fakes.outside():
+                self.make_concrete(twin, out.detach())
+        key = id(out)
+        self.known[key] = twin
+        self._weak[key] = weakref.ref(out, lambda _: self.known.pop(key, None))
+        return out
+
+    def _fake(self, arg: Any, operands: list[torch.Tensor]) -> Any:
+        """``arg`` with fakes for tensors and the run's device for meta; the fakes are added to ``operands``."""
+        if isinstance(arg, torch.Tensor):
+            fake = self.fake_of(arg)
+            operands.append(fake)
+            return fake
+        if isinstance(arg, (list, tuple)):
+            return type(arg)([self._fake(item, operands) for item in arg]) if type(arg) in (list, tuple) else arg
+        if isinstance(arg, torch.device) and arg.type == "meta":
+            return self.device
+        return arg
+
+    def encode(self, arg: Any, numbers: dict[int, int], what: str) -> Any:
+        """``arg`` as a node holds it: fakes become :class:`Ref` s by ``numbers``."""
+        if isinstance(arg, torch.Tensor):
+            return Ref(numbers[id(arg)])
+        if isinstance(arg, (list, tuple)):
+            return tuple(self.encode(item, numbers, what) for item in arg)
+        try:
+            return constant(arg)
+        except TypeError:
+            self.refuse(f"{what} is given a {type(arg).__qualname__}")
+
+    def record(
+        self, op: str, func: Any, args: Any, kwargs: dict[str, Any], numbers: dict[int, int], out: Any, view: bool
+    ) -> None:
+        """Append the node that made ``out``, unless everything in ``out`` was there before."""
+        frame = self.frame
+        items = out if isinstance(out, (tuple, list)) else (out,)
+        tensors = [item for item in items if isinstance(item, torch.Tensor)]
+        if not tensors or all(id(item) in frame.aliases for item in tensors):
+            return
+        values: list[int | None] = []
+        offset = 0
+        for index, item in enumerate(items):
+            if not isinstance(item, torch.Tensor):
+                values.append(None)
+                continue
+            memory = frame.memories.get(storage_key(item))
+            if memory is None:
+                values.append(frame.add_fresh(item))
+                continue
+            value = frame.new_value(item)
+            values.append(value)
+            base = frame.alias(args[0]) if view and args and isinstance(args[0], torch.Tensor) else None
+            path: tuple[Any, ...] = ()
+            if base is not None and base.memory is memory:
+                view_of_it = view_step(func, args, kwargs, None if item is out else index, item, offset)
+                path = (*base.path, view_of_it)
+                offset += view_of_it.size
+            else:
+                memory.shared = memory.shared or f"{op} gave another view of it"
+            frame.aliases[id(item)] = Alias(memory, path, value)
+        frame.nodes.append(self.node(op, args, kwargs, numbers, tuple(values)))
+
+    def node(
+        self, op: str, args: Any, kwargs: dict[str, Any], numbers: dict[int, int], outputs: tuple[int | None, ...]
+    ) -> Node:
+        """A node for here and now."""
+        return Node(
+            op,
+            self.encode(tuple(args), numbers, op),
+            tuple((name, self.encode(arg, numbers, op)) for name, arg in kwargs.items()),
+            outputs,
+            self.path,
+            source_line(sys._getframe(2)),
+            torch.is_grad_enabled(),
+            self._autocast_beyond(),
+        )
+
+    def emit(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run and record an operation on fakes that stand for values (not for the model's own tensors)."""
+        out = func(*args, **kwargs)
+        numbers = {id(arg): self.frame.numbers[id(arg)] for arg in args if isinstance(arg, torch.Tensor)}
+        for arg in args:
+            if isinstance(arg, (list, tuple)):
+                numbers.update(
+                    (id(item), self.frame.numbers[id(item)]) for item in arg if isinstance(item, torch.Tensor)
+                )
+        if id(out) not in self.frame.numbers:
+            value = self.frame.new_value(out)
+            self.frame.nodes.append(self.node(self.info(func).name, args, kwargs, numbers, (value,)))
+        return out
+
+    # Values that are the same whatever the inputs ---------------------------------------------------------------
+
+    def _for_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        def real(arg: Any) -> Any:
+            if isinstance(arg, torch.Tensor):
+                return self.concrete[id(arg)]
+            return type(arg)(map(real, arg)) if type(arg) in (list, tuple) else arg
+
+        with self.fakes.outside():
+            return func(*real(tuple(args)), **{name: real(arg) for name, arg in kwargs.items()})
+
+    def _imitate(self, out: Any) -> Any:
+        if isinstance(out, torch.Tensor):
+            return self.fakes.like(out)
+        return type(out)(map(self._imitate, out)) if isinstance(out, (tuple, list)) else out
+
+    def _made_real(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Any:
+        """The real result that goes with the fake ``out`` (or ``out``, if it is large)."""
+        items = out if isinstance(out, (tuple, list)) else (out,)
+        tensors = [item for item in items if isinstance(item, torch.Tensor)]
+        if not tensors:
+            return self._for_real(func, args, kwargs)
+        if all(id(item) in self.concrete for item in tensors):
+            reals = [self.concrete.get(id(item), item) for item in items]
+            return type(out)(reals) if isinstance(out, (tuple, list)) else reals[0]
+        if sum(item.numel() for item in tensors) > CONCRETE_NUMEL:
+            return out
+        real = self._for_real(func, args, kwargs)
+        for fake, tensor in zip(items, real if isinstance(out, (tuple, list)) else (real,), strict=True):
+            if isinstance(fake, torch.Tensor):
+                self.make_concrete(fake, tensor)
+        return real
+
+    def make_concrete(self, fake: torch.Tensor, tensor: torch.Tensor) -> None:
+        self.know(tensor, fake)
+        self.concrete[id(fake)] = tensor
+
+    def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``torch.tensor(...)`` in a forward: a number becomes an operation, an array a constant of the program."""
+        if tensor.dim() == 0:
+            fake = self.fakes.like(tensor)
+            value = self.frame.add_fresh(fake)
+            kwargs = {"dtype": tensor.dtype}
+            with self.fakes.outside():
+                args = ([], tensor.item())
+            self.frame.nodes.append(self.node("aten.full.default", args, kwargs, {}, (value,)))
+        else:
+            self.lift(self.frame, tensor)
+            fake = self.known[id(tensor)]
+        self.make_concrete(fake, tensor)
+        return tensor
+
+    # Modules ----------------------------------------------------------------------------------------------------
+
+    def call_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module of the model, or of one that the forward made up."""
+        path = self.structure.paths.get(id(module))
+        if self.paused:
+            return module.forward(*args, **kwargs)
+        if path is None:
+            path = f"{self.path}.<{type(module).__name__}>".lstrip(".")
+        kwargs = self.without_cache(module, kwargs)
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in self.whole):
+            from fxpar.capture import opaque
+
+            self._matched_whole.add(path)
+            return opaque.call_whole(self, module, path, args, kwargs)
+        if self.call_block is not None and len(self.frames) == 1:
+            self.calls[id(module)] = self.calls.get(id(module), 0) + 1
+            return self.call_block(module, path, args, kwargs)
+        return self.inline(module, path, args, kwargs)
+
+    def inline(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record the operations of ``module`` as part of the current frame."""
+        hooks = [hook for hook in hooks_of(module) if hook is not module.__dict__.get("forward")]
+        if hooks:
+            named = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook in hooks)
+            raise CaptureError(
+                f"module {path!r} has hooks ({named}) and its operations become part of a larger graph, where they "
+                f"would never run; remove them, or keep the module as it is with whole=({path!r},)"
+            )
+        return self.run(module, path, args, kwargs)
+
+    def run(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.attributes.visit(module)
+        relative = path.removeprefix(self.frame.prefix) if path != self.frame.prefix[:-1] else ""
+        self.modules.append(relative)
+        try:
+            return module.forward(*args, **kwargs)
+        except Exception:
+            self.failed_in = self.failed_in or path
+            raise
+        finally:
+            self.modules.pop()
+
+    def without_cache(self, module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Turn a default ``use_cache=True`` off: a cache is for generating, and makes every layer different."""
+        config = module.__dict__.get("config")
+        if getattr(config, "use_cache", False) is not True or kwargs.get("use_cache") is not None:
+            return kwargs
+        if "use_cache" not in _parameters(type(module)):
+            return kwargs
+        note = "use_cache was turned off: a captured program does not fill key/value caches"
+        if note not in self.notes:
+            self.notes.append(note)
+        return {**kwargs, "use_cache": False}
+
+    def call_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> Any:
+        from fxpar.capture import opaque
+
+        if self.paused:
+            return recorder.apply_function(cls, args)
+        return opaque.call_function(self, cls, args)
+
+    # Attributes -------------------------------------------------------------------------------------------------
+
+    def attribute_read(self, module: nn.Module, name: str, value: Any) -> None:
+        if name not in STRUCTURAL:
+            self.attributes.read(module, name, value)
+
+    def attribute_set(self, module: nn.Module, name: str, value: Any) -> None:
+        if self.attributes.write(module, name, value):
+            self.assigned.append((module, name))
+
+
+def _device_of(tensors: list[torch.Tensor]) -> torch.device:
+    """Where the program would run: the device of the parameters; the CPU if they have none."""
+    for tensor in tensors:
+        if tensor.device.type != "meta":
+            return tensor.device
+    return torch.device("cpu")
+
+
+_PARAMETERS: dict[type, frozenset[str]] = {}
+
+
+def _parameters(cls: type) -> frozenset[str]:
+    """The names of the parameters of ``cls.forward``."""
+    import inspect
+
+    if cls not in _PARAMETERS:
+        _PARAMETERS[cls] = frozenset(inspect.signature(cls.forward).parameters)  # type: ignore[attr-defined]
+    return _PARAMETERS[cls]
+
+
+_LINES: dict[tuple[Any, int], str] = {}
+_IS_LIBRARY: dict[Any, bool] = {}
+
+
+def source_line(frame: Any) -> str:
+    """``file:line`` of the innermost frame that belongs to neither torch nor fxpar."""
+    while frame is not None:
+        if not is_library(frame.f_code):
+            return line_of(frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def is_library(code: Any) -> bool:
+    """Whether ``code`` belongs to torch or fxpar, not to the user's model."""
+    library = _IS_LIBRARY.get(code)
+    if library is None:
+        library = _IS_LIBRARY[code] = code.co_filename.startswith((*_LIBRARY, "<"))
+    return library
+
+
+def line_of(code: Any, line: int) -> str:
+    """``file:line``, the file as short as it can be."""
+    text = _LINES.get((code, line))
+    if text is None:
+        name = code.co_filename
+        _, installed, rest = name.rpartition(f"site-packages{os.sep}")
+        name = rest if installed else os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name
+        text = _LINES[code, line] = f"{name}:{line}"
+    return text

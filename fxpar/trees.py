@@ -1,0 +1,165 @@
+"""Nested containers of tensors to flat lists and back, with everything that is not a tensor kept beside them.
+
+In: any pytree (tuples, dicts, dataclasses, ``ModelOutput`` ...). Out: its tensors and a :class:`Spec` that rebuilds it.
+Unknown dataclasses are registered as pytree nodes when first met. What the tensors mean is not known here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+class _TensorLeaf:
+    """Stands in :attr:`Spec.leaves` for a tensor."""
+
+    def __repr__(self) -> str:
+        return "TENSOR"
+
+    def __reduce__(self) -> str:
+        return "TENSOR"
+
+
+TENSOR = _TensorLeaf()
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How to rebuild a pytree: its ``tree`` and its ``leaves``, with :data:`TENSOR` where a tensor stands."""
+
+    tree: Any
+    leaves: tuple[Any, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """A hashable value, equal for specs that rebuild equal containers."""
+        return (constant_key(self.tree), tuple(constant_key(leaf) for leaf in self.leaves))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def constant_key(leaf: Any) -> Any:
+    """A hashable stand-in for a leaf: equal only if the leaves are interchangeable (``1``, ``1.0``, ``True`` differ).
+
+    >>> constant_key(1) == constant_key(True)
+    False
+    """
+    if leaf is None or leaf is TENSOR or isinstance(leaf, (str, bytes)):
+        return leaf
+    if isinstance(leaf, (bool, int, float, complex)):
+        return (type(leaf).__name__, repr(leaf))
+    try:
+        hash(leaf)
+    except TypeError:
+        return (type(leaf).__qualname__, id(leaf))
+    return (type(leaf).__qualname__, leaf)
+
+
+def flatten(tree: Any) -> tuple[list[torch.Tensor], Spec]:
+    """The tensors of ``tree`` in order, and the :class:`Spec` that puts them back.
+
+    >>> tensors, spec = flatten({"x": torch.zeros(2), "scale": 1.0})
+    >>> len(tensors), spec.leaves
+    (1, (TENSOR, 1.0))
+    >>> sorted(unflatten(spec, tensors))
+    ['scale', 'x']
+    """
+    leaves, tree_spec = pytree.tree_flatten(tree)
+    while _register_dataclasses(leaves):
+        leaves, tree_spec = pytree.tree_flatten(tree)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors, Spec(tree_spec, tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
+
+
+def unflatten(spec: Spec, tensors: Iterable[Any]) -> Any:
+    """The tree of ``spec`` with ``tensors`` in its tensor places."""
+    rest = iter(tensors)
+    return pytree.tree_unflatten([next(rest) if leaf is TENSOR else leaf for leaf in spec.leaves], spec.tree)
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Spec, tuple[Any, ...]]:
+    """The tensors and the spec of a call, and a hashable key of all that a captured program depends on.
+
+    The key holds the spec (with all values that are not tensors) and each tensor's shape, dtype, and ``requires_grad``.
+    """
+    tensors, spec = flatten((args, dict(sorted(kwargs.items()))))
+    return tensors, spec, (spec.key, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors))
+
+
+def tensor_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """A name for each tensor that :func:`flatten_call` yields, by the parameter names of ``forward``."""
+    flatten((args, kwargs))
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = []
+    for path, leaf in pytree.tree_flatten_with_path((args, dict(sorted(kwargs.items()))))[0]:
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        (_, first), rest = (path[0], path[1]), path[2:]
+        key = getattr(first, "idx", getattr(first, "key", None))
+        if isinstance(key, int):
+            head = positional[key] if key < len(positional) else f"args[{key}]"
+        else:
+            head = str(key)
+        names.append(head + pytree.keystr(rest))
+    return tuple(names)
+
+
+def attribute_at(root: Any, path: str) -> Any:
+    """What stands at a path like ``"layers.0.masks[1]"`` or ``"tables['cos']"``.
+
+    >>> attribute_at(torch.nn.Sequential(torch.nn.ReLU()), "0.inplace")
+    False
+    """
+    found = root
+    for attribute, item in re.findall(r"([^.\[\]]+)|\[([^\]]*)\]", path):
+        found = getattr(found, attribute) if attribute else found[ast.literal_eval(item)]
+    return found
+
+
+def _register_dataclasses(leaves: list[Any]) -> bool:
+    """Register the dataclasses among ``leaves`` as pytree nodes; whether there were any."""
+    found = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)}
+    for kind in found:
+        _register(kind)
+    return bool(found)
+
+
+def _register(kind: type) -> None:
+    names = [field.name for field in dataclasses.fields(kind)]
+
+    def take(value: Any) -> tuple[list[Any], Any]:
+        return [getattr(value, name) for name in names], None
+
+    def take_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        return [(pytree.GetAttrKey(name), getattr(value, name)) for name in names], None
+
+    def build(children: Iterable[Any], _context: Any) -> Any:
+        # Not through __init__: a field may be excluded from it, and __post_init__ may check or change values.
+        value = object.__new__(kind)
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(value, name, child)
+        return value
+
+    pytree.register_pytree_node(
+        kind,
+        take,
+        build,
+        flatten_with_keys_fn=take_with_keys,
+        serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+    )
