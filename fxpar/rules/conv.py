@@ -6,19 +6,17 @@ from fxpar.graph import Graph, Node, Ref
 from fxpar.rules.localise import Local, Split
 from fxpar.rules.registry import Line, rule, shapes
 
-_GROUPS = {"aten.convolution.default": 8}
+_GROUPS = {"aten.convolution.default": 8}  # where the groups stand among the arguments; 6 in all others
 
 
 def _groups(node: Node) -> int:
-    position = _GROUPS.get(node.op, 7 if "transpose" in node.op else 6)
-    return int(node.arg(position, "groups", 1))
+    return int(node.arg(_GROUPS.get(node.op, 6), "groups", 1))
 
 
 def _fewer_groups(split: Split, local: Local) -> Local:
     if split.factor != "g":
         return local
-    position = _GROUPS.get(local.target, 7 if "transpose" in local.target else 6)
-    return local.with_arg(position, "groups", _groups(split.node) // split.degree)
+    return local.with_arg(_GROUPS.get(local.target, 6), "groups", _groups(split.node) // split.degree)
 
 
 @rule(
