@@ -7,25 +7,36 @@ Everything that decides or rewrites is in the stage modules; this file is the pi
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.assemble import assemble
+from fxpar.binding import bind, kept_whole, place_of
 from fxpar.capture import Captured, capture
 from fxpar.cluster import Cluster
 from fxpar.cost.price import Priced, price
-from fxpar.errors import LayoutError, RuleError
+from fxpar.errors import LayoutError, PlanError, RuleError
 from fxpar.graph import Program
 from fxpar.inputs import derive_inputs
 from fxpar.layout import Layout, Mesh
 from fxpar.pins import pin
 from fxpar.plans import Plan
 from fxpar.progress import progress
+from fxpar.rewrite import Place
+from fxpar.runtime.agree import all_agree, all_succeed, broadcast_from_first
+from fxpar.runtime.bodies import Variant
+from fxpar.runtime.module import apply, call_key
+from fxpar.runtime.shards import check_parameters
+from fxpar.runtime.skeleton import follow, skeleton
 from fxpar.solver import min_marginals, solve
 from fxpar.space import Space, space
 
@@ -83,7 +94,7 @@ def plan(
     ((S0,), (S1,), 'optimal')
     """
     stages = Stages(dump)
-    captured = captured_model(model, example_args, example_kwargs, whole=whole, stages=stages)
+    captured, _, _ = captured_model(model, example_args, example_kwargs, whole=whole, stages=stages)
     return search(
         captured.program,
         as_mesh(mesh),
@@ -96,6 +107,124 @@ def plan(
     )
 
 
+def parallelize(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    example_args: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    plan: Plan | None = None,
+    cluster: str | Path | Cluster | None = None,
+    constraints: Mapping[str, str] | None = None,
+    strict: bool = False,
+    whole: Sequence[str] = (),
+    time_limit_seconds: float = 60.0,
+) -> nn.Module:
+    """Split ``model`` over ``mesh``, in place: the same object, its parameters DTensors, its forward rewritten.
+
+    Every rank of the mesh calls it with an equal model and equal inputs. The first rank plans (unless ``plan`` is
+    given) and tells the others; the other options are those of :func:`plan`. Nothing is changed unless everything
+    fits on every rank: besides what :func:`plan` raises, :class:`~fxpar.errors.PlanError` when ``plan`` is for
+    another model, inputs or mesh, :class:`~fxpar.errors.CallError` for a model that is sharded already, and
+    :class:`~fxpar.errors.RankError` when another rank fails or has another model.
+    """
+    check_mesh(mesh)
+    axes, group = as_mesh(mesh), mesh.get_group(0)
+    stages = Stages()
+
+    def read() -> tuple[Captured, Any, nn.Module]:
+        check_parameters(model, {})
+        captured, args, kwargs = captured_model(model, example_args, example_kwargs, whole=whole, stages=stages)
+        return captured, call_key(list(model.modules()), args, kwargs), skeleton(model)
+
+    captured, key, bare = all_succeed(read, group, "capturing the model")
+    all_agree(captured.program.digest(), group, "the captured model")
+
+    def decide() -> tuple[str, int]:
+        found = plan or search(
+            captured.program,
+            axes,
+            cluster_for(cluster, mesh),
+            parameters=constraints,
+            strict=strict,
+            time_limit_seconds=time_limit_seconds,
+            stages=stages,
+            notes=captured.notes,
+        )
+        for note in captured.notes:
+            warnings.warn(note, stacklevel=4)
+        return found.to_json(), torch.initial_seed()
+
+    text, seed = broadcast_from_first(decide, group, "planning")
+    chosen = Plan.from_json(text)
+    place = place_of(mesh, axes)
+
+    def ready() -> Variant:
+        check_same_mesh(chosen, axes)
+        check_parameters(model, chosen.parameters)
+        return bind(captured, chosen, place, bare)
+
+    variant = all_succeed(ready, group, "rewriting the model")
+    all_agree(chosen.digest, group, "the plan")
+
+    def recapture(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        return another_variant(follow(bare, root), args, kwargs, whole, chosen, place, group)
+
+    apply(
+        model,
+        variant,
+        plan=chosen,
+        layouts=chosen.parameters,
+        mesh=mesh,
+        recapture=recapture,
+        key=key,
+        seed=seed,
+        kept=kept_whole(captured),
+    )
+    return model
+
+
+def another_variant(
+    bare: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    whole: Sequence[str],
+    first: Plan,
+    place: Place,
+    group: ProcessGroup,
+) -> Variant:
+    """What to run for a call that the first plan does not fit: captured anew, parameters held as they are."""
+    captured = capture(bare, args, kwargs, whole=whole)
+
+    def decide() -> str:
+        held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}
+        return search(captured.program, first.mesh, Cluster.load(first.cluster), parameters=held).to_json()
+
+    text = broadcast_from_first(decide, group, "planning for a new way of calling the model")
+    all_agree(captured.program.digest(), group, "the way the model is called")
+    return bind(captured, Plan.from_json(text), place, bare)
+
+
+def check_mesh(mesh: DeviceMesh) -> None:
+    """Raise :class:`LayoutError` unless ``mesh`` is a DeviceMesh that this rank is part of."""
+    if not isinstance(mesh, DeviceMesh):
+        raise LayoutError(
+            f"parallelize needs a DeviceMesh, not {type(mesh).__name__}; make one with "
+            "torch.distributed.device_mesh.init_device_mesh, or use fxpar.plan to plan without processes"
+        )
+    if mesh.get_coordinate() is None:
+        raise LayoutError(
+            f"rank {dist.get_rank()} is not part of the mesh {mesh}; call parallelize only on the ranks of the mesh "
+            "(those whose mesh.get_coordinate() is not None)"
+        )
+
+
+def check_same_mesh(plan: Plan, mesh: Mesh) -> None:
+    """Raise :class:`PlanError` unless ``plan`` was made for ``mesh``."""
+    if plan.mesh != mesh:
+        raise PlanError(f"the plan is for a mesh {dict(plan.mesh.axes)}, and this one is {dict(mesh.axes)}; plan again")
+
+
 def captured_model(
     model: nn.Module,
     example_args: Sequence[Any] | None,
@@ -103,17 +232,18 @@ def captured_model(
     *,
     whole: Sequence[str] = (),
     stages: Stages,
-) -> Captured:
-    """Capture ``model`` on the example inputs, or on inputs derived from it when there are none."""
+) -> tuple[Captured, tuple[Any, ...], dict[str, Any]]:
+    """Capture ``model`` on the example inputs, or on inputs derived from it when there are none; and those inputs."""
     if example_args is None and example_kwargs is None:
         args, kwargs, description = derive_inputs(model)
-        print(f"fxpar: no example inputs given; assuming {description}")
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            print(f"fxpar: no example inputs given; assuming {description}")
     else:
         args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
     with stages.stage("capture"):
         captured = capture(model, args, kwargs, whole=whole)
     stages.write("program", captured.program.text())
-    return captured
+    return captured, args, kwargs
 
 
 def search(

@@ -48,7 +48,8 @@ def bind(captured: Captured, plan: Plan, place: Place, skeleton: nn.Module) -> V
         top=bodies.pop("top"),
         result=captured.out_spec,
         blocks=bodies,
-        forms={path: CallForm(*captured.block_specs[block]) for path, block in plan.instances.items()},
+        forms={block: CallForm(*captured.block_specs[block]) for block in program.blocks},
+        sites=tuple(plan.instances),
         constants={name: tensor.to(place.device) for name, tensor in captured.constants.items()},
         random=any(_is_random(node) for node in _nodes(program)),
     )
