@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fxpar.errors import FxparError
     from fxpar.layout import Mesh
     from fxpar.plans import Plan
+    from fxpar.runtime.module import applied_plan
     from fxpar.verification import verify
 
 __version__ = "0.1.0"
@@ -24,11 +25,12 @@ _HOME = {
     "Mesh": "fxpar.layout",
     "Plan": "fxpar.plans",
     "parallelize": "fxpar.api",
+    "applied_plan": "fxpar.runtime.module",
     "plan": "fxpar.api",
     "verify": "fxpar.verification",
 }
 
-__all__ = ["Cluster", "FxparError", "Mesh", "Plan", "__version__", "parallelize", "plan", "verify"]
+__all__ = ["Cluster", "FxparError", "Mesh", "Plan", "__version__", "applied_plan", "parallelize", "plan", "verify"]
 
 
 def __getattr__(name: str) -> Any:

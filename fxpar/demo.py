@@ -25,6 +25,7 @@ from fxpar import tables
 from fxpar.errors import FxparError
 from fxpar.plans import Plan
 from fxpar.progress import progress
+from fxpar.runtime.module import applied_plan
 
 #: The losses may differ by this much, relative: float32 sums are added in another order.
 TOLERANCE = 1e-4

@@ -7,6 +7,7 @@ In: a model and its inputs. Out: :class:`Step` (outputs, gradients, parameters a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -47,39 +48,79 @@ class Step:
         return found
 
 
-def train_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> Step:
-    """Forward, backward from fixed random cotangents, and one AdamW step."""
-    inputs = {
-        name: tensor.requires_grad_()
-        for name, tensor in named_tensors({"args": args, "kwargs": kwargs})
-        if tensor.is_floating_point()
-    }
+#: The whole values of the tensors that a layer gave out, in their order.
+Gather = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+def train_step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    layers: Mapping[str, Gather] | None = None,
+) -> Step:
+    """Forward, backward from fixed random cotangents, and one AdamW step.
+
+    ``layers`` are modules whose outputs count too, each with how its tensors are made whole. Raises
+    :class:`FxparError` if no output carries a gradient.
+    """
+    inputs = {name: tensor for name, tensor in named_tensors({"args": args, "kwargs": kwargs}) if tensor.requires_grad}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    out = dict(named_tensors(model(*args, **kwargs), "output"))
-    generator = torch.Generator().manual_seed(seed)
-    loss = torch.zeros(())
-    for tensor in out.values():
-        if tensor.requires_grad:
-            cotangent = torch.randn(tensor.shape, generator=generator)
-            loss = loss + (tensor * cotangent).sum() / max(1, tensor.numel()) ** 0.5
-    if not loss.requires_grad:
-        raise FxparError("no output of the model carries a gradient; verify needs a model in training form")
-    loss.backward()
+    with _watched(model, layers or {}) as seen:
+        out = dict(named_tensors(model(*args, **kwargs), "output"))
+    _cotangent_sum(out, seed).backward()
     parameters = dict(model.named_parameters())
     gradients = {name: _whole(p.grad) for name, p in parameters.items() if p.grad is not None}
-    input_gradients = {name: tensor.grad for name, tensor in inputs.items() if tensor.grad is not None}
+    input_gradients = {name: tensor.grad.clone() for name, tensor in inputs.items() if tensor.grad is not None}
     optimizer.step()
-    step = Step(
+    for tensor in inputs.values():
+        tensor.grad = None
+    return Step(
         {
+            "layer output": seen,
             "output": {name: _whole(tensor) for name, tensor in out.items()},
             "gradient": gradients,
-            "input gradient": {name: grad.clone() for name, grad in input_gradients.items()},
+            "input gradient": input_gradients,
             "parameter after a step": {name: _whole(p) for name, p in parameters.items()},
         }
     )
-    for tensor in inputs.values():
-        tensor.grad = None
-    return step
+
+
+def _cotangent_sum(out: dict[str, torch.Tensor], seed: int) -> torch.Tensor:
+    """A scalar whose gradient with respect to every output is random, and the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    terms = [
+        (tensor * torch.randn(tensor.shape, generator=generator)).sum() / max(1, tensor.numel()) ** 0.5
+        for tensor in out.values()
+        if tensor.requires_grad
+    ]
+    if not terms:
+        raise FxparError("no output of the model carries a gradient; verify needs a model in training form")
+    return torch.stack(terms).sum()
+
+
+@contextmanager
+def _watched(model: nn.Module, layers: Mapping[str, Gather]) -> Iterator[dict[str, torch.Tensor]]:
+    """Collect the outputs of ``layers`` by path, call and position, in the order of the calls."""
+    seen: dict[str, torch.Tensor] = {}
+    calls: dict[str, int] = {}
+
+    def watch(path: str, gather: Gather) -> Any:
+        def hook(_module: nn.Module, _args: Any, result: Any) -> None:
+            calls[path] = calls.get(path, 0) + 1
+            call = f" (call {calls[path]})" if calls[path] > 1 else ""
+            names, tensors = zip(*named_tensors(result, path), strict=True)
+            for name, tensor in zip(names, gather([tensor.detach() for tensor in tensors]), strict=True):
+                seen[name + call] = tensor.clone()
+
+        return model.get_submodule(path).register_forward_hook(hook)
+
+    hooks = [watch(path, gather) for path, gather in layers.items()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,36 +11,47 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from fxpar.api import parallelize
 from fxpar.errors import FxparError
-from fxpar.layout import Mesh
+from fxpar.layout import Layout, Mesh
 from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.processes import run_ranks
-from fxpar.training_step import Difference, double, named_tensors, train_step
+from fxpar.runtime.collectives import Where, convert
+from fxpar.runtime.module import applied_plan
+from fxpar.runtime.records import record_collectives
+from fxpar.training_step import Difference, Gather, double, named_tensors, train_step
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was compared, in module order, and how far apart the sharded and the unsharded numbers are."""
+    """What was compared, in module order, and how far apart the sharded and the unsharded numbers are.
+
+    ``plan`` is its digest; ``planned`` and ``executed`` count the collectives of one step.
+    """
 
     mesh: str
     tolerance: float
     differences: tuple[Difference, ...]
     plan: str
-    collectives: int
+    planned: int
+    executed: int
     notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every error is at most the tolerance (a NaN is not)."""
-        return bool(self.differences) and all(item.error <= self.tolerance for item in self.differences)
+        """Whether every error is at most the tolerance (a NaN is not), and the collectives are those of the plan."""
+        close = bool(self.differences) and all(item.error <= self.tolerance for item in self.differences)
+        return close and self.planned == self.executed
 
     @property
     def worst(self) -> tuple[Difference, ...]:
@@ -50,7 +61,7 @@ class Report:
     @property
     def first_layer(self) -> str | None:
         """The first layer, in module order, whose output differs; without one, the layer of the first gradient."""
-        for kind in ("layer output", "output", "gradient"):
+        for kind in ("layer output", "gradient", "output"):
             wrong = [item for item in self.differences if item.kind == kind and not item.error <= self.tolerance]
             if wrong:
                 name = wrong[0].name
@@ -59,7 +70,8 @@ class Report:
 
     def text(self, worst: int = 10) -> str:
         """The report with its ``worst`` largest differences."""
-        lines = [*self.notes, f"plan {self.plan} on {self.mesh}: {self.collectives} collectives in a step"]
+        counts = f"{self.executed} collectives in a step, {self.planned} planned"
+        lines = [*self.notes, f"plan {self.plan} on {self.mesh}: {counts}"]
         for kind in dict.fromkeys(item.kind for item in self.differences):
             errors = [item.error for item in self.differences if item.kind == kind]
             bad = sum(not error <= self.tolerance for error in errors)
@@ -70,7 +82,7 @@ class Report:
         if self.ok:
             lines.append(f"equal: every difference is at most {self.tolerance:.0e}")
         else:
-            layer = self.first_layer or "none (only the optimizer step differs)"
+            layer = self.first_layer or "none (only the optimizer step, or the number of collectives)"
             lines.append(f"NOT EQUAL: first layer that differs: {layer}")
         return "\n".join(lines)
 
@@ -123,22 +135,19 @@ def verify(
         tolerance=tolerance,
         differences=tuple(Difference(**item) for item in found["differences"]),
         plan=found["plan"],
-        collectives=found["collectives"],
+        planned=found["planned"],
+        executed=found["executed"],
         notes=tuple(found["notes"]),
     )
 
 
 def _rank(rank: int, job: _Job) -> str:
-    import fxpar
-    from fxpar.rewrite import applied_plan
-
     torch.set_default_dtype(torch.float64)
-    mesh = torch.distributed.device_mesh.init_device_mesh(
+    mesh = init_device_mesh(
         "cpu", tuple(degree for _, degree in job.axes), mesh_dim_names=tuple(name for name, _ in job.axes)
     )
     torch.manual_seed(job.seed)
     model, args, kwargs, *rest = job.build()
-    whole = rest[0] if rest else ()
     _require_real(model)
     model, args, kwargs = model.double(), double(args), double(kwargs)
     notes = []
@@ -147,28 +156,58 @@ def _rank(rank: int, job: _Job) -> str:
             model.eval()
             notes.append("the model draws random numbers in training mode: compared in eval mode")
         reference = copy.deepcopy(model)
-        given = Plan.from_json(job.plan) if job.plan else None
-        sharded = fxpar.parallelize(
+        sharded = parallelize(
             model,
             mesh,
             example_args=args,
             example_kwargs=kwargs,
-            plan=given,
+            plan=Plan.from_json(job.plan) if job.plan else None,
             cluster=job.cluster,
             strict=job.strict,
-            whole=whole,
+            whole=rest[0] if rest else (),
         )
-        chosen = applied_plan(sharded)
-        mine = train_step(sharded, args, kwargs, job.seed)
-        wanted = train_step(reference, args, kwargs, job.seed) if rank == 0 else None
+        plan = applied_plan(sharded)
+        with record_collectives() as executed:
+            mine = train_step(sharded, args, kwargs, job.seed, _layers(plan, mesh))
+        whole = dict.fromkeys(plan.instances, _as_they_are)
+        wanted = train_step(reference, args, kwargs, job.seed, whole) if rank == 0 else None
     return json.dumps(
         {
             "differences": [asdict(item) for item in mine.compare(wanted)] if wanted else [],
-            "plan": chosen.digest,
-            "collectives": sum(item.count for item in chosen.collectives),
+            "plan": plan.digest,
+            "planned": sum(item.count for item in plan.collectives),
+            "executed": len(executed),
             "notes": notes,
         }
     )
+
+
+def _layers(plan: Plan, mesh: DeviceMesh) -> dict[str, Gather]:
+    """Every folded block, with how the pieces that it gives out are put together."""
+    places = [
+        Where(name, mesh.size(axis), mesh.get_local_rank(axis), mesh.get_group(axis).group_name)
+        for axis, name in enumerate(plan.mesh.names)
+    ]
+
+    def gather(layouts: list[Layout], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [_gathered(tensor, layout, places) for tensor, layout in zip(tensors, layouts, strict=True)]
+
+    return {
+        path: partial(gather, [layout for layout in plan.graphs[name].outputs if layout is not None])
+        for path, name in plan.instances.items()
+    }
+
+
+def _gathered(tensor: torch.Tensor, layout: Layout, places: list[Where]) -> torch.Tensor:
+    with record_collectives():  # these are ours, not the model's
+        for state, at in reversed(list(zip(layout, places, strict=True))):
+            target = "R" if state.kind == "R" else "I"
+            tensor = convert(tensor, str(state), target, False, at.axis, at.degree, at.rank, at.group)
+    return tensor
+
+
+def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return tensors
 
 
 def _require_real(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ from fxpar.verification import Report
 
 
 def report(*differences: Difference) -> Report:
-    return Report("tp=2", 1e-9, differences, plan="abc", collectives=3)
+    return Report("tp=2", 1e-9, differences, plan="abc", planned=3, executed=3)
 
 
 def mlp() -> nn.Module:
