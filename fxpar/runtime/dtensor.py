@@ -7,6 +7,7 @@ plan's choice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from fxpar.errors import LayoutError
-from fxpar.layout import Layout, State
+from fxpar.layout import Layout, S, State
 from fxpar.runtime.collectives import split
 
 
@@ -35,9 +36,37 @@ def _placement(state: State) -> Placement:
     return Shard(state.dim) if state.parts == 1 else _StridedShard(state.dim, split_factor=state.parts)
 
 
-def is_strided(tensor: DTensor) -> bool:
-    """Whether some axis holds a dim in several separate pieces."""
-    return any(isinstance(placement, _StridedShard) for placement in tensor.placements)
+@dataclass(frozen=True, slots=True)
+class StridedCut:
+    """How a DTensor's one strided axis cuts dim ``dim``: in ``parts`` parts, of each of which this rank has a piece."""
+
+    tensor: DTensor
+    dim: int
+    parts: int
+
+    def chunk_size(self) -> int:
+        """Rows per piece."""
+        return self.tensor.to_local().shape[self.dim] // self.parts
+
+    def starts(self) -> list[int]:
+        """Where each of this rank's pieces begins in the whole."""
+        (degree,), (rank,) = self.tensor.device_mesh.shape, coordinates(self.tensor.device_mesh)
+        return [(part * degree + rank) * self.chunk_size() for part in range(self.parts)]
+
+    def distributed(self, whole: Tensor) -> DTensor:
+        """``whole``, which every rank has, cut the same way."""
+        layout = (S(self.dim, self.parts),)
+        return as_dtensor(
+            local_piece(whole, layout, self.tensor.device_mesh), layout, self.tensor.device_mesh, whole.shape
+        )
+
+
+def strided_cut(tensor: DTensor) -> StridedCut | None:
+    """The strided cut of a DTensor on a mesh of one axis, or None if it has none or lies on more axes."""
+    placement = tensor.placements[0]
+    if len(tensor.placements) != 1 or not isinstance(placement, _StridedShard):
+        return None
+    return StridedCut(tensor, placement.dim, int(placement.split_factor))
 
 
 def local_piece(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
