@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fxpar.capture.blocks import Structure
-from fxpar.capture.recorder import MISSING, is_fake
+from fxpar.capture.recorder import MISSING, is_fake, plain_attributes
 from fxpar.errors import CaptureError
 
 _DEEPEST = 3
@@ -79,7 +79,7 @@ class Attributes:
                 f"or keep the module as it is with whole=({path!r},)"
             )
         is_buffer = name in module._buffers
-        table = module._buffers if is_buffer else module.__dict__
+        table = module._buffers if is_buffer else plain_attributes(module)
         self._undo.append((table, name, table.get(name, MISSING)))
         if not is_buffer:
             self.written.add((path, name))

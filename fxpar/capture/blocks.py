@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxpar.capture.recorder import MISSING
+from fxpar.capture.recorder import MISSING, plain_attributes
 
 #: Attributes of every nn.Module that :class:`Structure` covers, or that never matter to a forward.
 STRUCTURAL = frozenset(nn.Module().__dict__) | {"_non_persistent_buffers_set", "__dict__"}
@@ -25,8 +25,9 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 def hooks_of(module: nn.Module) -> tuple[Any, ...]:
     """The hooks that a call of ``module`` runs, and its own ``forward`` if the instance has one."""
-    found = [hook for table in _HOOKS for hook in getattr(module, table).values()]
-    return (*found, *((module.__dict__["forward"],) if "forward" in module.__dict__ else ()))
+    table = plain_attributes(module)
+    found = [hook for kind in _HOOKS for hook in table[kind].values()]
+    return (*found, table["forward"]) if "forward" in table else tuple(found)
 
 
 @dataclass
@@ -56,6 +57,10 @@ class Structure:
         if not self.tied:
             return {}
         return {name: names[0] for _, names in self.names.values() for name in names[1:]}
+
+    def first_names(self) -> list[str]:
+        """The first name of every parameter and buffer, in the order of the modules."""
+        return [names[0] for _, names in self.names.values()]
 
     def first_name(self, name: str) -> str:
         """The first name of the parameter or buffer ``name``."""
@@ -201,7 +206,7 @@ class Reads:
         alike = functools.partial(same, mine=self.modules, theirs=places)
         for path, name, value in self.entries:
             part = parts.get(path)
-            if part is None or not alike(value, part.__dict__.get(name, MISSING)):
+            if part is None or not alike(value, plain_attributes(part).get(name, MISSING)):
                 return False
         return True
 

@@ -53,6 +53,12 @@ class Listener(Protocol):
 MISSING = type("_Missing", (), {"__repr__": lambda self: "MISSING"})()
 
 
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """``module.__dict__``, without anybody being told that it was read."""
+    found: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return found
+
+
 def is_fake(tensor: Any) -> bool:
     return isinstance(tensor, FakeTensor)
 
@@ -71,27 +77,24 @@ class Fakes:
         self.off = False
         self._seed = torch.zeros((), requires_grad=True)
 
-    def bare(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A fresh fake tensor without gradient."""
-        with self.outside():
-            return FakeTensor(self.mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), self.device)
-
     def like(self, tensor: torch.Tensor, *, leaf: bool | None = None) -> torch.Tensor:
         """A fresh fake with the metadata of ``tensor``; a leaf of autograd if ``tensor`` is one (or as told)."""
-        fake = self.bare(tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        if not tensor.requires_grad:
-            return fake
-        if tensor.is_leaf if leaf is None else leaf:
-            return fake.requires_grad_(True)
-        return self.grown([(tuple(tensor.shape), tensor.stride(), tensor.dtype, True)])[0]
+        grad = tensor.requires_grad
+        grown = grad and not (tensor.is_leaf if leaf is None else leaf)
+        fake = self.grown([(tuple(tensor.shape), tensor.stride(), tensor.dtype, grown)])[0]
+        return fake.requires_grad_(True) if grad and not grown else fake
 
     def grown(self, metas: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]]) -> list[torch.Tensor]:
         """Fresh fakes that some operation might have produced: those that require grad are no leaves."""
-        fakes = [self.bare(size, stride, dtype) for size, stride, dtype, _ in metas]
-        if not any(meta[3] for meta in metas):
-            return fakes
-        with self.outside(), torch.enable_grad():
-            made = _Grow.apply(self._seed, [fake for fake, meta in zip(fakes, metas, strict=True) if meta[3]])
+        with self.outside():
+            fakes: list[torch.Tensor] = [
+                FakeTensor(self.mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), self.device)
+                for size, stride, dtype, _ in metas
+            ]
+            if not any(meta[3] for meta in metas):
+                return fakes
+            with torch.enable_grad():
+                made = _Grow.apply(self._seed, [fake for fake, meta in zip(fakes, metas, strict=True) if meta[3]])
         grown = iter(made)
         return [next(grown) if meta[3] else fake for fake, meta in zip(fakes, metas, strict=True)]
 
@@ -261,6 +264,9 @@ def _patched(listener: Listener) -> Iterator[None]:
                 setattr(owner, name, value)
 
 
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
 def _module_patches(listener: Listener, thread: int) -> list[tuple[Any, str, Any]]:
     call, set_attribute, delete_attribute = nn.Module.__call__, nn.Module.__setattr__, nn.Module.__delattr__
     get_attribute = nn.Module.__getattribute__
@@ -274,21 +280,20 @@ def _module_patches(listener: Listener, thread: int) -> list[tuple[Any, str, Any
         return listener.call_module(self, args, kwargs)
 
     def getattribute(self: nn.Module, name: str) -> Any:
+        table = plain_attributes(self)
+        if current() == thread:
+            if name in table:
+                read(self, name, table[name])
+            elif name == "__dict__" and sys._getframe(1).f_code is not getattr_code:
+                # Not nn.Module.__getattr__ looking its own tables up: anything may be read now.
+                for key, value in table.items():
+                    read(self, key, value)
         try:
-            value = get_attribute(self, name)
+            return get_attribute(self, name)
         except AttributeError:
-            if current() == thread:
+            if current() == thread and not any(name in table.get(kind, ()) for kind in _TABLES):
                 read(self, name, MISSING)
             raise
-        if name == "__dict__":
-            # nn.Module.__getattr__ looks its own tables up this way; anybody else may read anything.
-            if sys._getframe(1).f_code is getattr_code:
-                return value
-            for key, item in value.items():
-                read(self, key, item)
-        elif name in get_attribute(self, "__dict__") and current() == thread:
-            read(self, name, value)
-        return value
 
     def setattribute(self: nn.Module, name: str, value: Any) -> None:
         if current() == thread:

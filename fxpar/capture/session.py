@@ -24,7 +24,7 @@ from fxpar.capture.attributes import Attributes
 from fxpar.capture.blocks import STRUCTURAL, Structure, descendants, hooks_of
 from fxpar.capture.frame import Alias, Frame, Where, constant, dtype_name
 from fxpar.capture.functional import is_known_view, view_step
-from fxpar.capture.recorder import Fakes, is_fake, storage_key
+from fxpar.capture.recorder import Fakes, is_fake, plain_attributes, storage_key
 from fxpar.capture.signals import NotFoldableError
 from fxpar.errors import CaptureError
 from fxpar.graph import Node, Ref
@@ -110,6 +110,8 @@ class Session:
     def order(self, module: nn.Module) -> dict[str, int]:
         """The place of every parameter and buffer of ``module``, by name."""
         names: dict[str, int] = {}
+        if module is self.model:
+            return {name: place for place, name in enumerate(self.structure.first_names())}
         for path, part in descendants(module):
             for table in (part._parameters, part._buffers):
                 for name in table:
@@ -449,7 +451,7 @@ class Session:
 
     def inline(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record the operations of ``module`` as part of the current frame."""
-        hooks = [hook for hook in hooks_of(module) if hook is not module.__dict__.get("forward")]
+        hooks = [hook for hook in hooks_of(module) if hook is not plain_attributes(module).get("forward")]
         if hooks:
             named = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook in hooks)
             raise CaptureError(
@@ -472,7 +474,7 @@ class Session:
 
     def without_cache(self, module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Turn a default ``use_cache=True`` off: a cache is for generating, and makes every layer different."""
-        config = module.__dict__.get("config")
+        config = plain_attributes(module).get("config")
         if getattr(config, "use_cache", False) is not True or kwargs.get("use_cache") is not None:
             return kwargs
         if "use_cache" not in _parameters(type(module)):
