@@ -188,13 +188,7 @@ def call_key(modules: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, 
 
 def _root_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     root: _Root = model.__dict__["_fxpar_root"]
-    tensors, _, call = flatten_call(args, kwargs)
-    for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            raise CallError(
-                "an input is a DTensor; pass plain tensors, equal on all ranks of the mesh (tensor.full_tensor())"
-            )
-    variant = root.variant_for(model, args, kwargs, (call, mode_key(root.unique_modules)))
+    variant, tensors = _prepare(model, args, kwargs)
 
     def call_block(name: str, path: str, *flat: Tensor) -> list[Any]:
         form = variant.forms[name]
@@ -210,6 +204,19 @@ def _root_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         else:
             outputs = root.run(variant.top, variant, tensors, *before)
     return unflatten(variant.result, [out for out in outputs if isinstance(out, torch.Tensor)])
+
+
+@torch.compiler.disable
+def _prepare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Tensor]]:
+    """The variant that serves this call, and the call's tensors. It may plan and capture: nothing to compile."""
+    root: _Root = model.__dict__["_fxpar_root"]
+    tensors, _, call = flatten_call(args, kwargs)
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            raise CallError(
+                "an input is a DTensor; pass plain tensors, equal on all ranks of the mesh (tensor.full_tensor())"
+            )
+    return root.variant_for(model, args, kwargs, (call, mode_key(root.unique_modules))), tensors
 
 
 def _block_forward(block: nn.Module, *args: Any, _fxpar_call: _Call | None = None, **kwargs: Any) -> Any:
