@@ -78,38 +78,36 @@ def random_choice(space: Space, seed: int) -> tuple[int, ...]:
 
 def collectives(space: Space, plans: dict[str, GraphPlan]) -> tuple[Collective, ...]:
     """Every collective that one step of the planned model runs, forward and backward, equal ones counted."""
-    found: Counter[Collective] = Counter()
+    found: Counter[tuple[str, str, str, str, int]] = Counter()
     (axis, degree) = space.mesh.axes[0]
     for name, graph in space.program.graphs().items():
-        modules = [""] if name == "top" else list(space.program.instances(name))
+        modules = Counter([""] if name == "top" else space.program.instances(name))
+        returning = _states_with_gradient(space, graph, plans[name])
         for value, arcs in plans[name].trees.items():
             meta = graph.values[value]
-            returning = _states_with_gradient(space, graph, plans[name], value)
             for src, dst in arcs:
                 step = conversion(src[0], dst[0])
                 phases = [("forward", step.forward)]
-                if meta.grad and _leads_to(dst, arcs, returning):
+                if meta.grad and _leads_to(dst, arcs, returning.get(value, set())):
                     phases.append(("backward", step.backward))
                 for phase, kind in phases:
                     if kind in COLLECTIVES:
                         size = round(wire_bytes(kind, meta.bytes, degree))
-                        found.update(Collective(module, phase, kind, axis, size) for module in modules)
-    return tuple(
-        Collective(item.module, item.phase, item.kind, item.axis, item.wire_bytes, count)
-        for item, count in sorted(found.items())
-    )
+                        for module, count in modules.items():
+                            found[module, phase, kind, axis, size] += count
+    return tuple(Collective(*item, count) for item, count in sorted(found.items()))
 
 
-def _states_with_gradient(space: Space, graph: Graph, plan: GraphPlan, value: int) -> set[Layout]:
-    """The layouts in which ``value`` is read by something that sends a gradient back."""
-    found: set[Layout] = set()
+def _states_with_gradient(space: Space, graph: Graph, plan: GraphPlan) -> dict[int, set[Layout]]:
+    """By value, the layouts in which it is read by something that sends a gradient back."""
+    found: dict[int, set[Layout]] = {}
     for node, node_plan in zip(graph.nodes, plan.nodes, strict=True):
-        for position, operand in enumerate(node.operands):
-            if operand == value and _sends_gradient(space, node, position):
-                found.add(node_plan.inputs[position])
-    for out, layout in zip(graph.outputs, plan.outputs, strict=True):
-        if out == Ref(value) and layout is not None:
-            found.add(layout)
+        for position, (value, layout) in enumerate(zip(node.operands, node_plan.inputs, strict=True)):
+            if _sends_gradient(space, node, position):
+                found.setdefault(value, set()).add(layout)
+    for out, final in zip(graph.outputs, plan.outputs, strict=True):
+        if isinstance(out, Ref) and final is not None:
+            found.setdefault(out.value, set()).add(final)
     return found
 
 
@@ -127,13 +125,17 @@ def _leads_to(state: Layout, arcs: tuple[Arc, ...], wanted: set[Layout]) -> bool
 
 def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strategy]) -> GraphPlan:
     space = priced.space
-    inputs = tuple((strategies[space.input_slots[name, index]].outputs[0],) for index in range(len(graph.inputs)))
+    inputs: tuple[Layout, ...] = tuple(
+        (strategies[space.input_slots[name, index]].outputs[0],) for index in range(len(graph.inputs))
+    )
     nodes = tuple(_node_plan(space, name, index, node, strategies) for index, node in enumerate(graph.nodes))
-    outputs = tuple(
+    outputs: tuple[Layout | None, ...] = tuple(
         (strategies[space.output_slots[name, index]].inputs[0],) if isinstance(out, Ref) else None
         for index, out in enumerate(graph.outputs)
     )
-    updates = tuple((strategies[space.update_slots[name, index]].inputs[0],) for index in range(len(graph.updates)))
+    updates: tuple[Layout, ...] = tuple(
+        (strategies[space.update_slots[name, index]].inputs[0],) for index in range(len(graph.updates))
+    )
     produced = {item.value: layout for item, layout in zip(graph.inputs, inputs, strict=True)}
     wanted: dict[int, dict[Layout, None]] = {}
     for node, plan in zip(graph.nodes, nodes, strict=True):
@@ -141,7 +143,9 @@ def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strate
         produced.update(zip(tensors, plan.outputs, strict=True))
         for value, layout in zip(node.operands, plan.inputs, strict=True):
             wanted.setdefault(value, {})[layout] = None
-    finals = [(out.value, layout) for out, layout in zip(graph.outputs, outputs, strict=True) if isinstance(out, Ref)]
+    finals: list[tuple[int, Layout | None]] = [
+        (out.value, layout) for out, layout in zip(graph.outputs, outputs, strict=True) if isinstance(out, Ref)
+    ]
     finals += [(value, layout) for (_, value), layout in zip(graph.updates, updates, strict=True)]
     for value, layout in finals:
         if layout is not None:
@@ -178,10 +182,10 @@ def _tree(priced: Priced, graph: str, value: int, src: Layout, targets: tuple[La
     root, wanted = _plain(src, meta), {_plain(target, meta) for target in targets}
     if wanted == {root}:
         return ()
-    number = {(state,): index for index, state in enumerate(tree.states)}
+    number: dict[Layout, int] = {(state,): index for index, state in enumerate(tree.states)}
 
     def seconds(a: Layout, b: Layout) -> float:
-        return float(tree.arcs[number[a], number[b]])
+        return float(tree.arcs.item(number[a], number[b]))
 
     return conversion_tree(root, wanted, seconds, states=number, grad=meta.grad).arcs
 

@@ -81,4 +81,5 @@ def _is_random(node: Node) -> bool:
         return True
     if node.op.startswith("block:"):
         return False
-    return torch.Tag.nondeterministic_seeded in resolve(node.op).tags or bool(node.kwarg("dropout_p", 0.0))
+    tags = getattr(resolve(node.op), "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or bool(node.kwarg("dropout_p", 0.0))

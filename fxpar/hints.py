@@ -60,11 +60,11 @@ class _Spread:
                 else:
                     self._node(name, graph, index, node)
         while self.todo:
-            (graph, value, dim), parts = self.todo.pop()
-            for other, number in self.joined.get((graph, value), ()):
+            (name, value, dim), parts = self.todo.pop()
+            for other, number in self.joined.get((name, value), ()):
                 self._add((other, number, dim), parts)
-            for index, rule, where in self.readers.get((graph, value), ()):
-                self._through(graph, index, rule, where, dim, parts)
+            for index, rule, where in self.readers.get((name, value), ()):
+                self._through(name, index, rule, where, dim, parts)
         return self.hints
 
     def _node(self, name: str, graph: Graph, index: int, node: Node) -> None:

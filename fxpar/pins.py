@@ -15,7 +15,7 @@ from fxpar.layout import I, Layout, Mesh, State, parse_state
 from fxpar.report import layout_text
 from fxpar.space import Slot, Space
 
-Pins = dict[int, frozenset[int]]
+Pins = dict[int, set[int]]
 
 
 def parse_layout(text: str, mesh: Mesh) -> Layout:
@@ -91,7 +91,7 @@ def _narrow(
     pins: Pins, space: Space, number: int, wanted: Layout, states: Callable[..., tuple[State, ...]], name: str
 ) -> None:
     slot: Slot = space.slots[number]
-    left = frozenset(i for i, item in enumerate(slot.strategies) if states(item)[0] == wanted[0])
+    left = {i for i, item in enumerate(slot.strategies) if states(item)[0] == wanted[0]}
     left &= pins.get(number, left)
     if not left:
         offered = ", ".join(layout_text(states(item)[:1], space.mesh) for item in slot.strategies)

@@ -208,8 +208,8 @@ class Plan:
 
 
 def _plan_in(data: dict[str, Any]) -> Plan:
-    plain = ("cluster", "program", "instances", "objective_seconds", "bound_seconds", "gap", "status")
-    plain += ("whole_seconds", "split_seconds", "parameter_bytes", "timings", "stats")
+    plain = "cluster program instances objective_seconds bound_seconds gap status".split()
+    plain += "whole_seconds split_seconds parameter_bytes timings stats".split()
     return Plan(
         mesh=Mesh(tuple((name, degree) for name, degree in data["mesh"])),
         graphs={name: _graph_in(graph) for name, graph in data["graphs"].items()},
@@ -275,7 +275,5 @@ def _graph_in(data: dict[str, Any]) -> GraphPlan:
         ),
         outputs=tuple(None if layout is None else _layout_in(layout) for layout in data["outputs"]),
         updates=tuple(_layout_in(layout) for layout in data["updates"]),
-        trees={
-            value: tuple((_layout_in(src), _layout_in(dst)) for src, dst in arcs) for value, arcs in data["trees"]
-        },
+        trees={value: tuple((_layout_in(src), _layout_in(dst)) for src, dst in arcs) for value, arcs in data["trees"]},
     )
