@@ -7,6 +7,7 @@ ones, so most rewrites only say which canonical operation leads there.
 
 from __future__ import annotations
 
+from fxpar.errors import CaptureError
 from fxpar.normalise.arithmetic import ARITHMETIC
 from fxpar.normalise.call import Call, Result, Rewrite, words
 from fxpar.normalise.dims import REDUCTIONS, count_from_front
@@ -41,6 +42,8 @@ def canonical(call: Call) -> Result:
     if not op.startswith("aten."):
         return call.keep()
     _, name, overload = op.split(".")
+    if name.endswith("_") and not name.endswith("__"):
+        raise CaptureError(f"{op} at {call.node.source or call.node.module} writes to its operand: not functional")
     name = SAME_AS.get(name, name)
     for noise in MEMORY & call.kwargs.keys():
         del call.kwargs[noise]

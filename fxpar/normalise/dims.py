@@ -25,14 +25,12 @@ DIMS: dict[str, tuple[int, str, int | None]] = {
     "kthvalue": (2, "dim", -1),
     "sort": (1, "dim", -1),
     "argsort": (1, "dim", -1),
-    "msort": (1, "dim", 0),
     "mode": (1, "dim", -1),
     "glu": (1, "dim", -1),
     "diff": (2, "dim", -1),
     "cosine_similarity": (2, "dim", 1),
     "renorm": (2, "dim", None),
-    "linalg_cross": (2, "dim", -1),
-    "trapezoid": (1, "dim", -1),
+    "linalg_cross": (99, "dim", -1),
 }
 
 #: Overloads of the operations above, and of others, that have a dim only in that overload.

@@ -16,6 +16,9 @@ from fxpar.normalise import normalise
 
 pytest.importorskip("transformers")
 
+#: What they do is not functional until it is captured in full.
+WRITES_IN_PLACE = ("t5-11b", "mixtral-8x7b")
+
 #: Billions of parameters, as published.
 SIZES = {
     "gpt2": 0.124,
@@ -62,7 +65,7 @@ def test_small_models_train_and_are_the_same_every_time(name: str) -> None:
     assert built.model.num_parameters() < 300_000
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.NAMES if name != "t5-11b"])  # T5 writes in place
+@pytest.mark.parametrize("name", [name for name in zoo.NAMES if name not in WRITES_IN_PLACE])
 def test_normal_form_of_a_recording_is_exact(name: str) -> None:
     torch.manual_seed(0)
     built = zoo.build(name, shrink=True, dtype=torch.float64)

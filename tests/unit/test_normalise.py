@@ -234,3 +234,10 @@ def test_a_rewrite_that_does_not_fit_says_where() -> None:
     wrong = tape.op("aten.permute.default", x, (1, 0), out=(2, 3), module="model.head")
     with pytest.raises(CaptureError, match=r"permute.*model\.head"):
         tape.normal(wrong)
+
+
+def test_writing_to_an_operand_is_refused() -> None:
+    tape = Tape()
+    x = tape.input(2)
+    with pytest.raises(CaptureError, match=r"aten\.add_\.Tensor at model writes"):
+        tape.normal(tape.op("aten.add_.Tensor", x, 1, out=(2,), module="model"))
