@@ -147,9 +147,9 @@ def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strate
         (out.value, layout) for out, layout in zip(graph.outputs, outputs, strict=True) if isinstance(out, Ref)
     ]
     finals += [(value, layout) for (_, value), layout in zip(graph.updates, updates, strict=True)]
-    for value, layout in finals:
-        if layout is not None:
-            wanted.setdefault(value, {})[layout] = None
+    for value, final in finals:
+        if final is not None:
+            wanted.setdefault(value, {})[final] = None
     trees = {}
     for value, layouts in wanted.items():
         arcs = _tree(priced, name, value, produced[value], tuple(layouts))
