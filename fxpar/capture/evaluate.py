@@ -35,11 +35,9 @@ def evaluate(captured: Captured, model: nn.Module, args: tuple[Any, ...], kwargs
     if spec != captured.in_spec:
         raise CallError(f"captured for arguments {captured.in_spec}, called with {spec}")
     device = next((tensor.device for tensor in (*model.parameters(), *tensors)), torch.device("cpu"))
-    return trees.unflatten(captured.out_spec, _tensors(captured, _Run(captured, model, device).graph("", captured.program.top, tensors)))
-
-
-def _tensors(captured: Captured, outputs: list[Any]) -> list[Any]:
-    return [out for out, leaf in zip(outputs, captured.out_spec.leaves, strict=True) if leaf is trees.TENSOR]
+    outputs = _Run(captured, model, device).graph("", captured.program.top, tensors)
+    found = [out for out, leaf in zip(outputs, captured.out_spec.leaves, strict=True) if leaf is trees.TENSOR]
+    return trees.unflatten(captured.out_spec, found)
 
 
 class _Run:
@@ -51,7 +49,9 @@ class _Run:
         given = iter(tensors)
         values: dict[int, Any] = {}
         for item in graph.inputs:
-            values[item.value] = next(given) if item.kind == "input" else self.held(path, item.kind, item.name)
+            tensor = next(given) if item.kind == "input" else self.held(path, item.kind, item.name)
+            # No gradient flows back to an input that is not marked, whatever the model's tensor says.
+            values[item.value] = tensor if graph.values[item.value].grad else tensor.detach()
         for node in graph.nodes:
             args, kwargs = map_refs((node.args, tuple(v for _, v in node.kwargs)), lambda ref: values[ref.value])
             with _modes(node):

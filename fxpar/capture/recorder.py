@@ -86,7 +86,8 @@ class Fakes:
 
     def grown(self, metas: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]]) -> list[torch.Tensor]:
         """Fresh fakes that some operation might have produced: those that require grad are no leaves."""
-        with self.outside():
+        # Never an inference tensor: what is first met in such a region may be used again outside of it.
+        with self.outside(), torch.inference_mode(False):
             fakes: list[torch.Tensor] = [
                 FakeTensor(self.mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), self.device)
                 for size, stride, dtype, _ in metas
@@ -172,6 +173,8 @@ def _special_accesses(listener: Listener) -> dict[Any, Callable[..., Any]]:
         return func(x, *args, **kwargs)
 
     def changes(func: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if inside_function_transform():
+            listener.refuse("a torch.func transform (grad, vjp, ...) runs")
         if not is_fake(x):
             listener.refuse("requires_grad of a parameter, buffer or constant is changed")
         result = func(x, *args, **kwargs)

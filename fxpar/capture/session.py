@@ -40,7 +40,7 @@ _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_stride
 class Info:
     """What has to be known about an operation, once."""
 
-    __slots__ = ("concrete", "name", "view", "writes")
+    __slots__ = ("concrete", "factory", "name", "view", "writes")
 
     def __init__(self, func: Any) -> None:
         from fxpar.capture.functional import written_arguments
@@ -50,6 +50,7 @@ class Info:
         self.name = f"{namespace}.{name}.{schema.overload_name or 'default'}"
         self.writes = written_arguments(func) if schema.is_mutable else ()
         self.view = is_known_view(func)
+        self.factory = name.endswith("_like")
         random = torch.Tag.nondeterministic_seeded in func.tags
         self.concrete = namespace == "aten" and not random and name not in _EMPTY and name != "dropout"
 
@@ -122,7 +123,8 @@ class Session:
         """Raise :class:`CaptureError` for a pattern in ``whole`` that named no module that was called."""
         for pattern in self.whole:
             if not fnmatch.filter(self._matched_whole, pattern):
-                near = difflib.get_close_matches(pattern, self.structure.paths.values(), n=3, cutoff=0.3)
+                paths = [path for path in self.structure.paths.values() if path]
+                near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]
                 raise CaptureError(f"whole={pattern!r} names no module that the forward calls; near it are {near}")
 
     def autocast(self) -> tuple[tuple[str, str, bool], ...]:
@@ -269,22 +271,22 @@ class Session:
             out = self._imitate(self._for_real(func, fake_args, fake_kwargs))
         except recorder.UNSUPPORTED as error:
             self.refuse(f"{info.name}, which cannot run without data ({type(error).__name__}), is called")
-        if not operands and isinstance(out, torch.Tensor):
-            return self._from_nothing(func, info, fake_args, fake_kwargs, out)
+        if isinstance(out, torch.Tensor) and (not operands or info.factory):
+            return self._factory(func, info, fake_args, fake_kwargs, numbers, out, concrete)
         self.record(info.name, func, fake_args, fake_kwargs, numbers, out, info.view)
         return self._made_real(func, fake_args, fake_kwargs, out) if concrete else out
 
-    def _from_nothing(
-        self, func: Any, info: Info, args: Any, kwargs: dict[str, Any], out: torch.Tensor
+    def _factory(
+        self, func: Any, info: Info, args: Any, kwargs: Any, numbers: dict[int, int], out: torch.Tensor, concrete: bool
     ) -> torch.Tensor:
-        """The result of ``torch.zeros`` and the like.
+        """The result of ``torch.zeros``, ``torch.rand_like`` and the like.
 
         Torch copies such a result, and with it loses sight of it, if anybody else holds it: so only a twin is kept.
         """
         twin = self.fakes.like(out)
         self.keep.append(twin)
-        self.record(info.name, func, args, kwargs, {}, twin, False)
-        if info.concrete and out.numel() <= CONCRETE_NUMEL:
+        self.record(info.name, func, args, kwargs, numbers, twin, False)
+        if concrete and out.numel() <= CONCRETE_NUMEL:
             out = self._for_real(func, args, kwargs)
             with self.fakes.outside():
                 self.make_concrete(twin, out.detach())

@@ -37,6 +37,8 @@ def write(
     target = _target(session, info, fake_args, fake_kwargs)
     alias = session.frame.alias(target)
     assert alias is not None
+    if info.name == "aten.detach_.default" and not target.requires_grad:
+        return _user_object(info, args, kwargs)
     _check_writable(session, alias, target, info)
     if torch.Tag.inplace_view in func.tags:
         return _rearrange(session, func, info, args, fake_args, fake_kwargs, target, alias)
@@ -59,7 +61,7 @@ def write(
 def store(session: Session, alias: Alias, new: torch.Tensor, what: str) -> None:
     """Make ``new`` the content of the part of memory that ``alias`` shows."""
     frame, memory = session.frame, alias.memory
-    bases = [frame.fakes[memory.value]]
+    bases = [frame.fakes[memory.value]] if alias.path else []
     for view in alias.path[:-1]:
         bases.append(replay(view, bases[-1], session.emit))
     whole: torch.Tensor | None = new
