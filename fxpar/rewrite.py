@@ -8,12 +8,11 @@ parameter is touched (:mod:`fxpar.runtime.module`).
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -22,17 +21,12 @@ from fxpar.errors import PlanError
 from fxpar.graph import Graph, Node, Program, Ref, map_refs
 from fxpar.layout import Layout, Mesh
 from fxpar.legality import check_graph, check_program, plain, where_is
-from fxpar.normalise.call import is_random
 from fxpar.plans import GraphPlan, NodePlan, Plan
 from fxpar.rules.localise import localise
 from fxpar.runtime import modes
 from fxpar.runtime.blocks import call_block
-from fxpar.runtime.bodies import Body, CallForm, Variant
 from fxpar.runtime.collectives import convert
 from fxpar.runtime.targets import resolve, to_torch
-
-if TYPE_CHECKING:
-    from fxpar.capture.program import Captured
 
 Region = tuple[Any, ...]
 
@@ -54,45 +48,6 @@ def rewrite_program(
     check_program(program, plan)
     return {
         name: _Writer(graph, plan.graphs[name], place, callables).write() for name, graph in program.graphs().items()
-    }
-
-
-def variant(captured: Captured, plan: Plan, place: Place, model: nn.Module) -> Variant:
-    """All of a captured model's graphs for one rank, with the names of what they read, ready to run.
-
-    ``model`` has the modules that were kept whole. Raises :class:`PlanError` if the plan does not fit.
-    """
-    program = captured.program
-    graphs = rewrite_program(program, plan, place, bound(captured, model))
-    made = {name: body(graph, graphs[name]) for name, graph in program.graphs().items()}
-    return Variant(
-        top=made.pop("top"),
-        result=captured.out_spec,
-        blocks=made,
-        forms={name: CallForm(*captured.block_specs[name]) for name in made},
-        sites=tuple(dict.fromkeys(path for name in made for path in program.instances(name))),
-        constants={name: tensor.to(place.device) for name, tensor in captured.constants.items()},
-        random=any(_draws(node) for graph in program.graphs().values() for node in graph.nodes),
-    )
-
-
-def body(graph: Graph, module: fx.GraphModule) -> Body:
-    """A rewritten graph with the names of what it reads."""
-    return Body(
-        graph=module,
-        reads=tuple((item.kind, item.name) for item in graph.inputs),
-        tensors=tuple(isinstance(out, Ref) for out in graph.outputs),
-        updates=tuple(buffer for buffer, _ in graph.updates),
-        calls_blocks=calls_blocks(graph),
-    )
-
-
-def bound(captured: Captured, model: nn.Module) -> dict[str, Callable[..., Any]]:
-    """What runs ``call:`` and ``whole:`` operations; a module kept whole is that of ``model``."""
-    wholes = {node.op.removeprefix("whole:") for graph in captured.program.graphs().values() for node in graph.nodes}
-    return {
-        name: functools.partial(call, model.get_submodule(name)) if name in wholes else call
-        for name, call in captured.callables.items()
     }
 
 
@@ -193,10 +148,10 @@ class _Writer:
             assert self.call_block is not None
             arguments = (self.call_block, detail, node.module, *args)
             return self.out.create_node("call_function", call_block, arguments, kwargs, _name(node.module))
-        if detail not in self.callables:
+        if node.op not in self.callables:
             raise PlanError(f"{where_is(node)}: nothing is given that runs it, only {sorted(self.callables)}")
         key = f"{kind}_{len(self.opaque)}"
-        self.opaque[key] = _Opaque(self.callables[detail])
+        self.opaque[key] = _Opaque(self.callables[node.op])
         return self.out.create_node("call_module", key, args, kwargs, _name(f"{node.module}.{kind}"))
 
     def _filled(self, args: Any, kwargs: Any, operands: list[fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -262,10 +217,6 @@ def _returns_one(op: str) -> bool:
     """Whether an operation returns a tensor and not a tuple or list of them."""
     returns = resolve(op)._schema.returns  # type: ignore[attr-defined]
     return len(returns) == 1 and str(returns[0].type) == "Tensor"
-
-
-def _draws(node: Node) -> bool:
-    return not node.op.startswith("block:") and is_random(node)
 
 
 def _name(text: str) -> str:

@@ -10,13 +10,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.assemble import assemble, random_choice, whole_choice
+from fxpar.binding import bind, place_of
 from fxpar.capture.program import Captured
 from fxpar.cluster import Cluster
 from fxpar.cost.price import price
 from fxpar.graph import Graph, Input, Node, Program, Ref, Value
 from fxpar.layout import Mesh
 from fxpar.plans import Plan
-from fxpar.rewrite import Place, variant
 from fxpar.runtime.bodies import Variant
 from fxpar.runtime.module import apply, call_key
 from fxpar.space import space
@@ -113,11 +113,10 @@ def plan_for(found: Program, mesh: Mesh, seed: int | None) -> Plan:
 
 
 def variant_for(found: Program, plan: Plan, mesh: DeviceMesh) -> Variant:
-    place = Place(plan.mesh, tuple(mesh.get_coordinate() or ()), (mesh.get_group().group_name,), torch.device("cpu"))
     one = torch.zeros(())
     specs = {"block": (flatten(((one,), {"scale": 2.0}))[1], flatten({"out": one, "cache": None})[1])}
     captured = Captured(found, flatten(((one,), {}))[1], flatten((one, {"h": one}))[1], specs)
-    return variant(captured, plan, place, nn.Module())
+    return bind(captured, plan, place_of(mesh, plan.mesh), nn.Module())
 
 
 def toy(seed: int = 0) -> Toy:
