@@ -31,13 +31,13 @@ RANDOM = frozenset(
 _DIFFERENTIABLE = ("float", "bfloat", "complex")
 
 
-def is_random(node: Node) -> bool:
-    """Whether running ``node`` twice may give two results: it is random, or an opaque callable that could be."""
-    if not node.op.startswith("aten."):
+def is_random(op: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether running ``op`` twice may give two results: it draws random numbers, or is an opaque callable."""
+    if not op.startswith("aten."):
         return True
-    name = node.op.split(".")[1]
+    name = op.split(".")[1]
     if "scaled_dot_product" in name:
-        return bool(node.arg(4, "dropout_p", 0.0))
+        return bool(args[4] if len(args) > 4 else dict(kwargs).get("dropout_p", 0.0))
     return name in RANDOM
 
 
@@ -58,8 +58,7 @@ class Builder:
         self, like: Node, op: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], outs: Sequence[Any]
     ) -> tuple[Ref | None, ...]:
         """Append a node that stands where ``like`` stood, or find the equal one that is already there."""
-        node = Node(op, args, kwargs, (), like.module, like.source, like.grad_enabled, like.autocast)
-        key = "" if is_random(node) else repr((op, args, kwargs, like.autocast, outs))
+        key = "" if is_random(op, args, kwargs) else repr((op, args, kwargs, like.autocast, outs))
         if key and key in self._seen:
             return self._seen[key]
         made = tuple(None if out is None else self.add_value(out) for out in outs)

@@ -47,7 +47,8 @@ class _Renumbered:
 
     def add(self, old: int) -> int:
         self.number[old] = len(self.values)
-        self.values.append(replace(self.old[old], grad=old in self.flowing))
+        old_value, grad = self.old[old], old in self.flowing
+        self.values.append(old_value if old_value.grad == grad else replace(old_value, grad=grad))
         return self.number[old]
 
     def stop_gradient(self, old: int, reader: Node) -> int:
@@ -78,7 +79,8 @@ class _Renumbered:
         outputs = tuple(None if out is None else self.add(out) for out in node.outputs)
         # Detach nodes say where gradients stop; only an opaque callable can still see the mode.
         grad_enabled = node.grad_enabled or node.op.startswith("aten.")
-        self.nodes.append(replace(node, args=args, kwargs=kwargs, outputs=outputs, grad_enabled=grad_enabled))
+        where = node.module, node.source, grad_enabled, node.autocast
+        self.nodes.append(Node(node.op, args, kwargs, outputs, *where))
 
 
 def finalise(graph: Graph) -> Graph:
