@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,13 @@ class Stages:
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def write(self, name: str, text: str) -> None:
-        """With ``dump``, write a stage's text form to the next numbered file."""
+    def write(self, name: str, text: Callable[[], str]) -> None:
+        """With ``dump``, write a stage's text form to the next numbered file; without, do not even make it."""
         if self.dump is None:
             return
         self.dump.mkdir(parents=True, exist_ok=True)
         number = len(list(self.dump.glob("[0-9][0-9]-*.txt")))
-        (self.dump / f"{number:02d}-{name}.txt").write_text(text + "\n")
+        (self.dump / f"{number:02d}-{name}.txt").write_text(text() + "\n")
 
 
 def plan(
@@ -242,7 +242,7 @@ def captured_model(
         args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
     with stages.stage("capture"):
         captured = capture(model, args, kwargs, whole=whole)
-    stages.write("program", captured.program.text())
+    stages.write("program", captured.program.text)
     return captured, args, kwargs
 
 
@@ -261,7 +261,7 @@ def search(
     stages = stages or Stages()
     with stages.stage("space"):
         open_space = space(program, mesh)
-    stages.write("space", open_space.text())
+    stages.write("space", open_space.text)
     if strict and open_space.unruled:
         listed = ", ".join(f"{op} in {module or 'the model'}" for op, module, _ in open_space.unruled)
         raise RuleError(f"strict=True, and these operations have no rule: {listed}; register one, or leave strict out")
@@ -283,8 +283,8 @@ def search(
             stats=statistics(open_space, priced),
         )
     found = found.with_timings(**stages.seconds)
-    stages.write("plan", str(found))
-    stages.write("explain", found.explain())
+    stages.write("plan", found.__str__)
+    stages.write("explain", found.explain)
     return found
 
 

@@ -104,7 +104,11 @@ class Node:
     @property
     def operands(self) -> tuple[int, ...]:
         """The values it reads, in the order in which they stand in ``args`` and then ``kwargs``."""
-        return tuple(ref.value for ref in refs((self.args, tuple(arg for _, arg in self.kwargs))))
+        found: list[Ref] = []
+        _gather(self.args, found)
+        for _, arg in self.kwargs:
+            _gather(arg, found)
+        return tuple([ref.value for ref in found])
 
     def kwarg(self, name: str, default: Any = None) -> Any:
         """The keyword argument ``name``."""
@@ -117,11 +121,17 @@ class Node:
 
 def refs(arg: Any) -> Iterator[Ref]:
     """All :class:`Ref` in a nested argument, in order."""
+    found: list[Ref] = []
+    _gather(arg, found)
+    return iter(found)
+
+
+def _gather(arg: Any, found: list[Ref]) -> None:
     if isinstance(arg, Ref):
-        yield arg
+        found.append(arg)
     elif isinstance(arg, (tuple, list)):
         for item in arg:
-            yield from refs(item)
+            _gather(item, found)
 
 
 def map_refs(arg: Any, change: Any) -> Any:

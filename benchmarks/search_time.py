@@ -1,0 +1,128 @@
+"""How long planning takes: against one ``torch.export`` of the same model, against depth, and stage by stage.
+
+In: names of zoo models (all on meta, no memory). Out: Markdown tables on standard output. The bars are printed beside
+what was measured; nothing fails here (:mod:`tests.torch.test_search_size` guards the sizes that the times follow from).
+
+    python benchmarks/search_time.py [--models llama3-8b ...] [--repeats 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+import fxpar
+from fxpar import zoo
+from fxpar.plans import Plan
+from fxpar.zoo import ZooModel
+
+MESH = {"tp": 8}
+STAGES = ("capture", "space", "price", "solve", "assemble")
+SIZES = ("nodes", "nodes_folded", "unique_blocks", "variables", "constraints")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure planning time.")
+    parser.add_argument("--models", nargs="*", default=list(zoo.NAMES), help="for the table of stages (default: all)")
+    parser.add_argument("--repeats", type=int, default=5, help="plans per model (default: %(default)s)")
+    args = parser.parse_args()
+    against_export(args.repeats)
+    against_depth(args.repeats)
+    stages(args.models, args.repeats)
+
+
+def against_export(repeats: int) -> None:
+    """llama3-8b: planning seconds and memory against one whole-model export in the same process."""
+    _export(zoo.build("llama3-8b", shrink=True))  # warms the exporter up
+    model = zoo.build("llama3-8b")
+    times, extra = [], 0
+    for _ in range(max(3, repeats)):
+        seconds, more = peak_extra_bytes(lambda: plan(model))
+        times.append(seconds)
+        extra = max(extra, more)
+    export = _seconds(lambda: _export(model))
+    ours = statistics.median(times)
+    rows = [
+        ("one torch.export of the model, s", f"{export:.2f}", ""),
+        (f"fxpar.plan, median of {len(times)}, s", f"{ours:.3f}", ""),
+        ("fxpar.plan / torch.export", f"{ours / export:.3f}", "0.25"),
+        ("peak extra memory of fxpar.plan, MB", f"{extra / 1e6:.0f}", "1000"),
+    ]
+    show("Planning llama3-8b on tp=8 (h100), against exporting it once", ("what", "measured", "at most"), rows)
+
+
+def against_depth(repeats: int) -> None:
+    """llama3-405b (126 layers) against llama3-8b (32 layers), planned in turn."""
+    shallow, deep = zoo.build("llama3-8b"), zoo.build("llama3-405b")
+    times: dict[str, list[float]] = {"shallow": [], "deep": []}
+    for turn in range(max(3, repeats) + 1):
+        for name, model in (("shallow", shallow), ("deep", deep)):
+            seconds = _seconds(lambda model=model: plan(model))
+            if turn:  # the first turn warms up
+                times[name].append(seconds)
+    ours = {name: statistics.median(found) for name, found in times.items()}
+    rows = [
+        ("llama3-8b, 32 layers, s", f"{ours['shallow']:.3f}", ""),
+        ("llama3-405b, 126 layers, s", f"{ours['deep']:.3f}", ""),
+        ("ratio", f"{ours['deep'] / ours['shallow']:.2f}", "1.5 (goal: 1.2)"),
+    ]
+    show(f"Planning time against depth, median of {len(times['deep'])}", ("what", "measured", "at most"), rows)
+
+
+def stages(names: Sequence[str], repeats: int) -> None:
+    """Milliseconds per stage and sizes, for each model."""
+    rows = []
+    for name in names:
+        model = zoo.build(name)
+        plans = [plan(model) for _ in range(repeats + 1)][1:]
+        times = [statistics.median(found.timings[stage] for found in plans) for stage in STAGES]
+        sizes = [f"{plans[-1].stats[key]:,}" for key in SIZES]
+        rows.append((name, *(f"{1e3 * item:.0f}" for item in (*times, sum(times))), *sizes, plans[-1].status))
+    header = ("model", *(f"{stage}, ms" for stage in STAGES), "all, ms", *(key.replace("_", " ") for key in SIZES))
+    show(f"Planning on tp=8 (h100), stage by stage, median of {repeats}", (*header, "status"), rows)
+
+
+def plan(model: ZooModel) -> Plan:
+    return fxpar.plan(
+        model.model, MESH, example_args=model.args, example_kwargs=model.kwargs, cluster="h100", whole=model.whole
+    )
+
+
+def _export(model: ZooModel) -> None:
+    torch.export.export(model.model, model.args, model.kwargs, strict=False)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def peak_extra_bytes(work: Callable[[], object]) -> tuple[float, int]:
+    """Seconds of ``work``, and by how many bytes the memory of this process grew at its peak (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = _status_bytes("VmRSS")
+    seconds = _seconds(work)
+    return seconds, max(0, _status_bytes("VmHWM") - before)
+
+
+def _status_bytes(field: str) -> int:
+    """A field of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * 1024
+
+
+def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    print(f"\n{title}\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()
