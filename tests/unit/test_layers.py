@@ -15,15 +15,16 @@ ROOT = Path(__file__).parents[2] / "fxpar"
 #: Lowest first. A file may import from a lower line, and from its own unit (a file, or a folder with all in it).
 #: Where a folder's files stand on different lines, the longest name wins.
 ORDER = (
-    ("errors", "progress"),
+    ("errors", "progress", "trees"),
     ("layout", "kernels"),
     ("cluster", "graph"),
     ("rules",),
-    ("plans", "hints", "normalise", "cost.comm", "cost.compute", "cost.trees", "solver.problem"),
-    ("report", "legality", "space"),
-    ("solver", "runtime", "capture"),
-    ("cost",),
+    ("plans", "hints", "normalise", "cost.comm", "cost.compute", "cost.trees"),
+    ("report", "legality", "space", "solver.problem"),
+    ("solver", "runtime"),
+    ("cost", "capture"),
     ("pins", "assemble", "inputs", "rewrite"),
+    ("binding",),
     ("api",),
     ("zoo", "tables", "precision", "processes", "training_step"),
     ("verification", "demo"),
@@ -35,6 +36,7 @@ ORDER = (
 #: Units whose files import torch; all others can be used without it.
 TORCH = {
     "api",
+    "binding",
     "capture",
     "demo",
     "inputs",
@@ -43,6 +45,7 @@ TORCH = {
     "rewrite",
     "runtime",
     "training_step",
+    "trees",
     "verification",
     "zoo",
 }
@@ -51,7 +54,7 @@ TORCH = {
 INSIDE_FUNCTIONS_UPWARD = {("plans", "report")}
 
 #: What a saved plan needs to run. The runtime imports nothing else of fxpar.
-RUNTIME_MAY_IMPORT = {"errors", "layout", "graph", "plans", "rules", "cost.comm", "runtime"}
+RUNTIME_MAY_IMPORT = {"errors", "layout", "graph", "plans", "rules", "cost.comm", "runtime", "trees"}
 
 #: Private torch modules, and the one file that knows each.
 PRIVATE = re.compile(r"^torch(\.\w+)*\._\w+")
