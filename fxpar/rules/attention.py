@@ -9,16 +9,19 @@ from fxpar.rules.notation import Dim, show
 from fxpar.rules.registry import Line, rule, shapes
 
 
-def _own_draws(split: Split, local: Local) -> Local:
-    """With dropout inside, every rank draws the mask of its own piece."""
-    if not split.node.arg(4, "dropout_p", 0.0):
-        return local
-    return Local("local.random_split", (local.target, split.rank, *local.args), local.kwargs)
+def _split_attention(split: Split, local: Local) -> Local:
+    """A piece of the rows needs a mask that knows which rows it has; dropout draws for its own piece."""
+    if split.factor == "q" and split.node.arg(5, "is_causal", False):
+        cut = (split.rule.size("q"), split.parts, split.degree, split.rank)
+        local = Local("local.attention_rows", (*cut, *local.args), local.kwargs)
+    if split.node.arg(4, "dropout_p", 0.0):
+        local = Local("local.random_split", (local.target, split.rank, *local.args), local.kwargs)
+    return local
 
 
-@rule("aten.scaled_dot_product_attention.default", local=_own_draws)
+@rule("aten.scaled_dot_product_attention.default", local=_split_attention)
 def attention(graph: Graph, node: Node) -> Line:
-    """Batch and heads may be split, and queries unless the attention is causal; linear in the values.
+    """Batch, heads and queries may be split, keys may not; linear in the values.
 
     With grouped-query attention the query heads are ``(g r)`` and the key and value heads ``g``: splitting ``g`` deals
     out whole groups, splitting ``r`` deals out query heads and leaves keys and values whole.
@@ -29,11 +32,10 @@ def attention(graph: Graph, node: Node) -> Line:
     if node.kwarg("enable_gqa", False) and query[-3] != key[-3]:
         sizes = {"g": key[-3], "r": query[-3] // key[-3]}
         batches = [(*batches[0][:-1], ("g", "r")), *((*batch[:-1], ("g",)) for batch in batches[1:])]
-    rows = "q!" if node.arg(5, "is_causal", False) else "q"
     lead = [show(batch) for batch in batches]
-    terms = [f"{lead[0]} {rows} d!", f"{lead[1]} k! d!", f"{lead[2]} k! e!"]
-    terms += [_mask_term(shape, widest(tuple(batches)), rows) for shape in mask]
-    return f"{', '.join(terms)} -> {show(widest(tuple(batches)))} {rows} e!; P 2", sizes
+    terms = [f"{lead[0]} q d!", f"{lead[1]} k! d!", f"{lead[2]} k! e!"]
+    terms += [_mask_term(shape, widest(tuple(batches)), "q") for shape in mask]
+    return f"{', '.join(terms)} -> {show(widest(tuple(batches)))} q e!; P 2", sizes
 
 
 def _mask_term(shape: tuple[int, ...], batch: tuple[Dim, ...], rows: str) -> str:

@@ -1,11 +1,13 @@
 """Rules of indexing with tensors: gather, scatter, index_select, index and index_put.
 
-The indexed dim of the data stays whole; the dims of the indices, and those not indexed, may be split.
+The indexed dim of the data stays whole, except in ``gather``, where each element is on one rank. The dims of the
+indices, and those not indexed, may be split.
 """
 
 from __future__ import annotations
 
 from fxpar.graph import Graph, Node, Ref
+from fxpar.rules.localise import Local, Split
 from fxpar.rules.notation import Shape
 from fxpar.rules.registry import Line, register, rule, shapes
 
@@ -20,13 +22,23 @@ def _aligned(data: Shape, index: Shape, dim: int, mark: str) -> tuple[list[str],
     return left, right
 
 
-@rule("aten.gather.default")
+def _gather_split(split: Split, local: Local) -> Local:
+    """Along a split dim, a rank finds the elements it has and gives zeros for the others."""
+    if split.factor != "v":
+        return local
+    cut = (split.rule.size("v"), split.parts, split.degree, split.rank)
+    return Local("local.gather_split", (*cut, *local.args), local.kwargs)
+
+
+@rule("aten.gather.default", local=_gather_split)
 def gather(graph: Graph, node: Node) -> Line:
     """``out[i][j] = x[index[i][j]][j]`` for dim 0; linear in x."""
     (data, index), _ = shapes(graph, node)
     if not data or not index:
         return None
-    left, right = _aligned(data, index, node.arg(1, "dim") % len(data), "")
+    dim = node.arg(1, "dim") % len(data)
+    left, right = _aligned(data, index, dim, "")
+    left[dim] = "v+"
     return f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}; P 0"
 
 

@@ -37,15 +37,48 @@ def embedding_split(
     weight: Tensor, indices: Tensor, vocabulary: int, parts: int, degree: int, rank: int, padding_idx: int
 ) -> Tensor:
     """Rows of a table of ``vocabulary`` rows of which this rank has those of ``S(0/parts)``; others come as zeros."""
-    rows = vocabulary // (parts * degree)
-    part, within = indices // (rows * degree), indices % (rows * degree)
-    mine = within // rows == rank
-    local = torch.where(mine, part * rows + within % rows, 0)
+    mine, local = _held(indices, vocabulary // parts, degree, rank)
     padding = -1
-    if padding_idx >= 0 and padding_idx % (rows * degree) // rows == rank:
-        padding = padding_idx // (rows * degree) * rows + padding_idx % rows
+    if padding_idx >= 0:
+        here, row = _held(torch.tensor(padding_idx), vocabulary // parts, degree, rank)
+        padding = int(row) if here else -1
     found = torch.ops.aten.embedding.default(weight, local, padding)
-    return found * mine.unsqueeze(-1).to(found.dtype)
+    return torch.where(mine.unsqueeze(-1), found, 0)
+
+
+def gather_split(
+    size: int, parts: int, degree: int, rank: int, x: Tensor, dim: int, index: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """``gather`` along a dim of ``size`` of which this rank has the piece ``S(dim/parts)``; others come as zeros."""
+    mine, local = _held(index, size // parts, degree, rank)
+    return torch.where(mine, x.gather(dim, local), 0)
+
+
+def _held(indices: Tensor, part_size: int, degree: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Which indices of a dim in parts this rank holds, and where in its piece (0 for those it does not hold)."""
+    rows = part_size // degree
+    part, within = indices // part_size, indices % part_size
+    mine = within // rows == rank
+    return mine, torch.where(mine, part * rows + within % rows, 0)
+
+
+def attention_rows(
+    queries: int,
+    parts: int,
+    degree: int,
+    rank: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    **kwargs: Any,
+) -> Tensor:
+    """Causal attention of this rank's piece of ``queries`` rows to all keys: row ``i`` sees keys ``0 .. i``."""
+    rows = piece(torch.arange(queries, device=query.device), 0, parts, degree, rank)
+    seen = rows.unsqueeze(-1) >= torch.arange(key.shape[-2], device=query.device)
+    return torch.ops.aten.scaled_dot_product_attention.default(query, key, value, seen, dropout_p, False, **kwargs)
 
 
 def loss_mean_split(
@@ -80,5 +113,6 @@ def loss_mean_split(
 
 
 LOCAL_OPS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (mean_split, random_split, embedding_split, loss_mean_split)
+    function.__name__: function
+    for function in (mean_split, random_split, embedding_split, gather_split, loss_mean_split, attention_rows)
 }

@@ -361,6 +361,7 @@ def random() -> Iterator[Sample]:
     yield sample("rrelu", T((8, 8), data=[[-1.0] * 8] * 8), 0.1, 0.9, True)
     q = T((4, 8, 4, 6))
     yield sample("scaled_dot_product_attention", q, q, q, None, 0.5)
+    yield sample("scaled_dot_product_attention", q, q, q, None, 0.5, True)
 
 
 def index() -> Iterator[Sample]:
@@ -368,6 +369,7 @@ def index() -> Iterator[Sample]:
     yield sample("gather", x, 1, ints(4, 4, 12, high=8))
     yield sample("gather", x, 2, ints(4, 4, 8, high=12))
     yield sample("gather", T((8,)), 0, ints(4, high=8))
+    yield sample("gather", T((4, 8)), 1, ints(4, 1, high=8))
     where = T((4, 4), grad=False, data=[[0, 3, 5, 7], [1, 2, 3, 4], [7, 6, 5, 4], [0, 2, 4, 6]])
     yield sample("scatter.src", X, 1, where, T((4, 4)))
     yield sample("scatter.value", X, 1, where, 0.0)

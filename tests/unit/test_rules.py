@@ -83,10 +83,15 @@ def test_detach_reads_any_state_and_gives_no_gradient() -> None:
     }
 
 
-def test_queries_are_split_only_without_a_causal_mask() -> None:
+def test_split_queries_of_causal_attention_know_which_rows_they_are() -> None:
     shape = (4, 8, 16, 64)
-    assert {"split:b1", "split:b0", "split:q"} <= set(offered(attention(shape, shape), 2))
-    assert "split:q" not in offered(attention(shape, shape, is_causal=True), 2)
+    for causal in (False, True):
+        graph = attention(shape, shape, is_causal=causal)
+        split = offered(graph, 2)["split:q"]
+        assert split.inputs == (S(2), R, R)
+        local = localise(graph, graph.nodes[0], split, 2, 1)
+        assert local.target == ("local.attention_rows" if causal else "aten.scaled_dot_product_attention.default")
+        assert local.args[:4] == ((16, 1, 2, 1) if causal else graph.nodes[0].args[:4])
 
 
 def test_keys_are_never_split() -> None:
