@@ -53,9 +53,10 @@ def build(
     float32, without dropout. ``batch`` and ``sequence`` are in samples and tokens. Raises :class:`CaptureError` if
     there is no such model or transformers is not installed.
 
-    >>> built = build("gpt2")
-    >>> built.model.num_parameters(), tuple(built.kwargs["input_ids"].shape)
-    (124439808, (8, 1024))
+    >>> build("gpt-2")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    fxpar.errors.CaptureError: there is no model 'gpt-2' in the zoo; did you mean gpt2...
     """
     if name not in ENTRIES:
         near = difflib.get_close_matches(name, NAMES, 3)
