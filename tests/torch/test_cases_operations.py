@@ -206,7 +206,7 @@ def wave_backward(context: Any, grad: Tensor) -> Tensor:
     return grad * torch.cos(x) * x.flip(-1) + (grad * torch.sin(x)).flip(-1)
 
 
-wave.register_autograd(wave_backward, setup_context=lambda context, inputs, output: context.save_for_backward(*inputs))
+wave.register_autograd(wave_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 def test_an_operation_without_a_rule_is_computed_whole_and_reported() -> None:
