@@ -6,6 +6,7 @@ the one that is raised. What the ranks do is the caller's business.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 import traceback
@@ -29,6 +30,8 @@ def run_ranks(function: RankFunction, size: int, job: Any, *, timeout_seconds: f
     """
     with tempfile.TemporaryDirectory(prefix="fxpar-") as name:
         folder = Path(name)
+        # It would report the ranks that it ends; our own message says which rank failed and why.
+        logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
         try:
             torch.multiprocessing.spawn(_enter, (function, size, job, folder, timeout_seconds), nprocs=size)
         except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:

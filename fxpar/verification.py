@@ -148,7 +148,7 @@ def _rank(rank: int, job: _Job) -> str:
     )
     torch.manual_seed(job.seed)
     model, args, kwargs, *rest = job.build()
-    _require_real(model)
+    require_real(model)
     model, args, kwargs = model.double(), double(args), double(kwargs)
     notes = []
     with Float64Casts():
@@ -210,7 +210,8 @@ def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return tensors
 
 
-def _require_real(model: nn.Module) -> None:
+def require_real(model: nn.Module) -> None:
+    """Raise :class:`FxparError` naming the first tensor of ``model`` that has no memory."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
             raise FxparError(f"{name} is on the meta device: verify runs the model, so build it on the CPU")

@@ -13,7 +13,7 @@ from fxpar.errors import FxparError, LayoutError, RankError
 from fxpar.precision import Float64Casts
 from fxpar.processes import run_ranks
 from fxpar.training_step import Difference, Step, double, named_tensors, train_step
-from fxpar.verification import Report
+from fxpar.verification import Report, require_real
 
 
 def report(*differences: Difference) -> Report:
@@ -79,6 +79,21 @@ def test_the_first_layer_is_that_of_the_first_wrong_gradient_in_module_order() -
 
 def test_a_report_without_comparisons_is_not_ok() -> None:
     assert not report().ok
+
+
+def test_a_model_on_meta_is_refused_by_the_name_of_its_parameter() -> None:
+    require_real(mlp())
+    with pytest.raises(FxparError, match=r"2\.weight is on the meta device"):
+        require_real(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2, device="meta")))
+
+
+def test_layer_outputs_are_made_whole_and_named_by_call() -> None:
+    model = mlp()
+    step = train_step(model, double((torch.ones(3, 4),)), {}, seed=0, layers={"0": lambda tensors: tensors})
+    assert list(step.tensors["layer output"]) == ["0"]
+    twice = nn.Sequential(model[1], model[0], model[1])
+    step = train_step(twice, double((torch.ones(3, 4),)), {}, seed=0, layers={"0": lambda tensors: tensors})
+    assert list(step.tensors["layer output"]) == ["0", "0 (call 2)"]
 
 
 def test_named_tensors_reach_into_dataclasses_and_mappings() -> None:
