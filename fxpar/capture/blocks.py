@@ -91,7 +91,8 @@ class Structure:
         if not seen:
             self.paths[id(module)] = path
             self.modules.append(module)
-            key = (type(module), module.training, tuple(tensors), tuple(children))
+            own = id(plain_attributes(module).get("forward"))
+            key = (type(module), module.training, own, tuple(tensors), tuple(children))
             self.classes[id(module)] = self._numbers.setdefault(key, len(self._numbers))
         return self.classes[id(module)]
 

@@ -187,13 +187,14 @@ def functional_form(func: Any) -> Any:
     It takes the same arguments, less the ``out`` ones.
     """
     namespace, _, name = func._schema.name.partition("::")
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
-    base = name.removesuffix("_")
+    wanted = [str(a.type) for a in func._schema.arguments if not a.is_out]
+    # "add_" -> "add", "__iand__" -> "__and__"
+    base = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")
     for candidate in (base, f"{base}_functional", f"{base}_copy"):
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             form = getattr(packet, overload)
-            same = [(a.name, str(a.type)) for a in form._schema.arguments] == wanted
+            same = [str(a.type) for a in form._schema.arguments] == wanted
             if same and not form._schema.is_mutable:
                 return form
     return None

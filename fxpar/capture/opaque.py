@@ -99,7 +99,8 @@ def call_whole(session: Session, module: nn.Module, path: str, args: tuple[Any, 
     try:
         with session.pause():
             result = run()
-    except recorder.DATA_DEPENDENT:
+    except Exception:
+        # It depends on data, or has an operation that knows no fakes: only running it can tell.
         result = _learn(session, module, path, spec, inputs)
     finally:
         session.attributes.restore(mark)

@@ -367,7 +367,8 @@ class Session:
 
     def emit(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run and record an operation on fakes that stand for values (not for the model's own tensors)."""
-        out = func(*args, **kwargs)
+        with self.pause():
+            out = func(*args, **kwargs)
         numbers = {id(arg): self.frame.numbers[id(arg)] for arg in args if isinstance(arg, torch.Tensor)}
         for arg in args:
             if isinstance(arg, (list, tuple)):

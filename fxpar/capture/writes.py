@@ -150,6 +150,10 @@ def _computed(
 
     outs = {name for _, name, is_out in info.writes if is_out}
     kept = {key: value(arg) for key, arg in kwargs.items() if key not in outs}
+    for place, argument in enumerate(func._schema.arguments):
+        # The functional form may ask for what this one has a default for.
+        if place >= len(args) and argument.name not in outs and argument.default_value is not None:
+            kept.setdefault(argument.name, argument.default_value)
     return session.emit(form, *map(value, args), **kept)
 
 
@@ -167,12 +171,19 @@ def _rearrange(
     form = functional_form(func)
     if form is None:
         session.refuse(f"{info.name}, which changes what a tensor looks at, is called")
-    before = session.frame.fakes[session.frame.read(target, session.where)]
+    frame = session.frame
+    if id(target) in frame.numbers:
+        # The tensor is about to change its shape; what it was as a value must not.
+        number = frame.numbers.pop(id(target))
+        frame.fakes[number] = session.fakes.like(target, leaf=False)
+        frame.numbers[id(frame.fakes[number])] = number
+        session.keep.append(target)
+    before = frame.fakes[frame.read(target, session.where)]
     new = session.emit(form, before, *fake_args[1:], **kwargs)
     step = view_step(form, fake_args, kwargs, None, new, 0)
     func(*fake_args, **kwargs)
     alias.path = (*alias.path, step)
-    alias.value = session.frame.numbers[id(new)]
+    alias.value = frame.numbers[id(new)]
     _forget_concrete(session, alias)
     return args[0]
 

@@ -77,9 +77,13 @@ def prove(
     whole: Sequence[str] = (),
     fold: bool = True,
     tolerance: float = TOLERANCE,
+    eager: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Captured:
-    """Capture, check that the model was left alone, and that program and model agree in all they produce."""
+    """Capture, check that the model was left alone, and that program and model agree in all they produce.
+
+    ``eager`` are keyword arguments that only the model gets.
+    """
     before, attributes = state(model), {id(m): dict(vars(m)) for m in model.modules()}
     rng = torch.get_rng_state()
     captured = capture(model, args, kwargs, whole=whole, fold=fold)
@@ -91,7 +95,7 @@ def prove(
         assert all(value is then[name] for name, value in vars(module).items())
     twin = copy.deepcopy(model)
     inputs = [tensor for tensor in trees.flatten((args, kwargs))[0] if tensor.requires_grad]
-    wanted, wanted_grads = results(lambda: model(*args, **kwargs), [*model.parameters(), *inputs])
+    wanted, wanted_grads = results(lambda: model(*args, **kwargs, **(eager or {})), [*model.parameters(), *inputs])
     found, found_grads = results(lambda: evaluate(captured, twin, args, kwargs), [*twin.parameters(), *inputs])
     assert len(wanted) == len(found)
     for index, (a, b) in enumerate(zip(wanted, found, strict=True)):
