@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fxpar.errors import CallError
 from fxpar.runtime.dtensor import strided_cut
+from fxpar.trees import flatten
 
 
 def install(module: nn.Module) -> None:
@@ -72,10 +73,9 @@ def describe(value: DTensor) -> DTensor:
 
 def describe_all(state: Any) -> Any:
     """:func:`describe` for every DTensor in a nested state dict, which is returned."""
-    leaves, _ = torch.utils._pytree.tree_flatten(state)
-    for leaf in leaves:
-        if isinstance(leaf, DTensor):
-            describe(leaf)
+    for tensor in flatten(state)[0]:
+        if isinstance(tensor, DTensor):
+            describe(tensor)
     return state
 
 
