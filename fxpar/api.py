@@ -1,7 +1,7 @@
 """The stages in order: :func:`plan` and :func:`parallelize`.
 
 In: a model, a mesh, example inputs. Out: a :class:`~fxpar.plans.Plan`, or the same model object, sharded.
-Everything that decides or rewrites is in the stage modules; this file is the picture of section 3 of the design.
+Everything that decides or rewrites is in the stage modules; this file is the picture in docs/map.md.
 """
 
 from __future__ import annotations

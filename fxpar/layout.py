@@ -136,7 +136,7 @@ class Conversion:
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
-#: Design 2.2. Every pair of kinds is here; ``R -> P`` keeps forward, and its cotangent (whole) is kept on one rank.
+#: See docs/states.md. Every pair of kinds is here; ``R -> P`` keeps forward, and its cotangent (whole) is kept on one rank.
 CONVERSIONS: dict[tuple[str, str], Conversion] = {
     ("S", "I"): Conversion("all_gather", "slice"),
     ("S", "R"): Conversion("all_gather", "reduce_scatter"),
@@ -155,7 +155,7 @@ CONVERSIONS: dict[tuple[str, str], Conversion] = {
 
 
 def conversion(src: State, dst: State) -> Conversion:
-    """The conversion from ``src`` to a different state ``dst`` (design 2.2); raises :class:`LayoutError` if equal.
+    """The conversion from ``src`` to a different state ``dst`` (docs/states.md); raises :class:`LayoutError` if equal.
 
     >>> conversion(P, S(1))
     Conversion(forward='reduce_scatter', backward='all_gather')

@@ -1,4 +1,4 @@
-"""How a conversion runs: one differentiable function, :func:`convert`, on local tensors (design 2.2).
+"""How a conversion runs: one differentiable function, :func:`convert`, on local tensors (docs/states.md).
 
 In: a rank's local tensor, the two states, the mesh axis' degree, rank and process group. Out: the local tensor in the
 new state. Both directions of :data:`fxpar.layout.CONVERSIONS` are executed exactly as named there. It is an ordinary

@@ -1,4 +1,4 @@
-"""Every conversion on real ranks, against what the states mean (design 2.1), forward and backward."""
+"""Every conversion on real ranks, against what the states mean (docs/states.md), forward and backward."""
 
 from __future__ import annotations
 
