@@ -16,7 +16,6 @@ from typing import Any
 
 from fxpar.errors import CaptureError
 
-
 _BITS = re.compile(r"(\d+)")
 
 
