@@ -28,6 +28,12 @@ def refuse_use(module: nn.Module, path: str, through: str) -> None:
         module.__dict__[name] = types.MethodType(_refuse_hook, module)
 
 
+def allow_use(module: nn.Module) -> None:
+    """Undo :func:`refuse_use`."""
+    for name in ("forward", "_fxpar_inlined", *_HOOKS):
+        module.__dict__.pop(name, None)
+
+
 def _refuse_call(module: nn.Module, *_args: Any, **_kwargs: Any) -> NoReturn:
     path, through = module.__dict__["_fxpar_inlined"]
     raise CallError(

@@ -9,6 +9,7 @@ a new way of calling the model, :func:`apply`'s ``recapture`` is asked.
 from __future__ import annotations
 
 import copy
+import functools
 import types
 import warnings
 from collections import OrderedDict
@@ -25,7 +26,7 @@ from fxpar.layout import Layout
 from fxpar.plans import Plan
 from fxpar.runtime import checkpoints, records
 from fxpar.runtime.bodies import Body, Variant, flat_result
-from fxpar.runtime.guards import refuse_use
+from fxpar.runtime.guards import allow_use, refuse_use
 from fxpar.runtime.modes import restored_modes
 from fxpar.runtime.random import SharedStream
 from fxpar.runtime.shards import check_parameters, mesh_device, shard_parameters, share_buffers
@@ -158,8 +159,22 @@ def apply(
 
 
 def _make_block(block: nn.Module, path: str) -> None:
+    allow_use(block)
     block.__dict__["_fxpar_part"], block.__dict__["_fxpar_path"] = _Part(block), path
-    block.__dict__["forward"] = types.MethodType(_block_forward, block)
+    kind: Any = type(block)
+    derived = _derived(kind)
+    if derived.forward is _block_forward:
+        block.__dict__["forward"] = types.MethodType(_block_forward, block)
+    else:
+        block.__class__ = derived
+
+
+@functools.cache
+def _derived(kind: Any) -> Any:
+    """A subclass with the block's forward. A class may wrap the forwards of its subclasses (transformers does, for
+    activation checkpointing, and looks it up on the class); then, and only then, a block's class is replaced."""
+    names = {"forward": _block_forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind)(kind.__name__, (kind,), names)
 
 
 def _guard(model: nn.Module, blocks: Mapping[str, nn.Module], kept: tuple[str, ...]) -> None:

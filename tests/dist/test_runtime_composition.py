@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -19,7 +20,24 @@ from fxpar.errors import CallError
 from fxpar.runtime.records import record_collectives
 
 
-class Layer(nn.Module):
+class SelfRecomputing(nn.Module):
+    """Wraps the forwards of its subclasses, as transformers' GradientCheckpointingLayer does."""
+
+    recompute = False
+
+    def __init_subclass__(cls) -> None:
+        forward = cls.forward
+
+        @functools.wraps(forward)
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.recompute and type(self).forward is wrapped:
+                return checkpoint(functools.partial(forward, self, **kwargs), *args, use_reentrant=False)
+            return forward(self, *args, **kwargs)
+
+        cls.forward = wrapped
+
+
+class Layer(SelfRecomputing):
     """A pre-norm MLP with dropout in its middle."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
@@ -115,39 +133,44 @@ def test_fsdp2_on_blocks_and_root_of_the_other_axis() -> None:
     assert all(run_ranks(4, with_fsdp, timeout=120))
 
 
-def dropped(recompute: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def dropped(recompute: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Output, a second output, input gradient, and the hidden units that survive in the first layer, whole."""
     model = stack(0.5)
     torch.manual_seed(dist.get_rank())
     own = torch.rand(3)
     torch.manual_seed(dist.get_rank())
     model = split(model, tp_mesh())
-    if recompute:
+    if recompute == "by wrapper":
         model.layers = nn.ModuleList(map(Recomputed, model.layers))
+    for layer in model.layers:
+        layer.recompute = recompute == "by class"
     x = rows().requires_grad_()
     out = model(x)
-    out.sum().backward()
+    with record_collectives() as backward:
+        out.sum().backward()
+    assert bool(recompute) == any(c.phase == "forward" for c in backward)
     again = model(rows())
     assert torch.equal(torch.rand(3), own)  # the caller's own random numbers are not touched
     # d out / d down.weight is zero exactly in the columns whose unit was dropped in every row, so use single rows.
     model.zero_grad()
     model(rows()[:1]).sum().backward()
-    first = model.layers[0].layer if recompute else model.layers[0]
+    first = model.layers[0].layer if recompute == "by wrapper" else model.layers[0]
     alive = whole(first.down.weight.grad).abs().sum(0) > 0
     return out.detach(), again.detach(), x.grad, alive  # type: ignore[return-value]
 
 
 def test_dropout_agrees_where_ranks_do_and_differs_where_they_split() -> None:
-    (out, again, grad, alive), (out1, again1, grad1, _) = run_ranks(2, dropped, False)
+    (out, again, grad, alive), (out1, again1, grad1, _) = run_ranks(2, dropped, "")
     assert torch.equal(out, out1) and torch.equal(again, again1) and torch.equal(grad, grad1)
     assert not torch.equal(out, again)
     masks = alive.chunk(2)
     assert not torch.equal(*masks) and all(5 < mask.sum() < 27 for mask in masks)
 
 
-def test_recomputed_dropout_draws_the_same_masks() -> None:
-    (out, again, grad, _), _ = run_ranks(2, dropped, False)
-    (out1, again1, grad1, _), (_, _, grad2, _) = run_ranks(2, dropped, True)
+@pytest.mark.parametrize("recompute", ["by wrapper", "by class"])
+def test_recomputed_dropout_draws_the_same_masks(recompute: str) -> None:
+    (out, again, grad, _), _ = run_ranks(2, dropped, "")
+    (out1, again1, grad1, _), (_, _, grad2, _) = run_ranks(2, dropped, recompute)
     assert torch.equal(out, out1) and torch.equal(again, again1)
     torch.testing.assert_close(grad, grad1, rtol=1e-12, atol=1e-12)
     assert torch.equal(grad1, grad2)

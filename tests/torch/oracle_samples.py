@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from tests.torch.oracle import DTYPE, Sample, T, ints, mask, sample
 
 X = T((4, 8))
 POS = T((4, 8), positive=True)
 INT = ints(4, 8, high=5)
-UNIT = T((4, 8), data=None, positive=True)
 
 
 def samples() -> Iterator[Sample]:
@@ -43,6 +44,9 @@ def dense() -> Iterator[Sample]:
         ((1, 4, 4, 8), (4, 1, 8, 12)),
     ]:
         yield sample("matmul", T(left), T(right))
+    single = DTYPES["float32"]  # the kernel takes no float64; these numbers are whole, so sums are exact
+    ends = T((4,), grad=False, dtype=single, data=torch.tensor([4, 8, 8, 16], dtype=torch.int32))
+    yield sample("_grouped_mm", T((16, 32), dtype=single), T((4, 32, 64), dtype=single), ends)
     x, y = T((4, 8, 4)), T((4, 4, 12))
     yield sample("einsum", "bik,bkj->bij", (x, y))
     yield sample("einsum", "bik, bkj -> ij", (x, y))
@@ -198,6 +202,8 @@ def shape() -> Iterator[Sample]:
 
 
 def reduce() -> Iterator[Sample]:
+    yield sample("histc", T((4, 8), grad=False), 5, -1, 1)
+    yield sample("histc", T((4, 8), grad=False), 5)
     x = T((4, 8, 12))
     for op in ("sum.dim_IntList", "mean.dim"):
         yield sample(op, x, (1,))
@@ -283,8 +289,6 @@ def attention() -> Iterator[Sample]:
 
 def mask_all(*shape: int) -> T:
     """A mask that hides something but never a whole row."""
-    import torch
-
     hidden = torch.zeros(shape, dtype=torch.bool)
     hidden[..., 3] = True
     return T(shape, grad=False, data=~hidden)
@@ -438,10 +442,4 @@ def conv() -> Iterator[Sample]:
     yield sample("bilinear", T((4, 8)), T((4, 4)), T((12, 8, 4)), T((12,)))
 
 
-def _dtypes() -> dict[str, object]:
-    import torch
-
-    return {"complex": torch.complex128, "float32": torch.float32}
-
-
-DTYPES = _dtypes()
+DTYPES = {"complex": torch.complex128, "float32": torch.float32}
