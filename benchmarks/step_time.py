@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from layouts import LLAMA_TP, LLAMA_TP_SP, pinned_plan
+from megatron import megatron_pins
 from search_time import show
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -39,8 +39,17 @@ from torch.distributed.tensor.parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxpar
+from fxpar.assemble import assemble
+from fxpar.capture import capture
+from fxpar.cluster import Cluster
 from fxpar.cost.comm import wire_bytes
+from fxpar.cost.price import price
+from fxpar.layout import Mesh
+from fxpar.pins import pin
+from fxpar.plans import Plan
 from fxpar.processes import run_ranks
+from fxpar.solver import solve
+from fxpar.space import space
 
 SIZE, BATCH, SEQUENCE, VOCABULARY = 2, 4, 256, 4096
 AXIS = "tp"
@@ -103,12 +112,22 @@ def _torch(
     return parallelize_module(model, mesh, plan)
 
 
-def fxpar_pinned(layout: Mapping[str, Mapping[str, str]]) -> Callable[[nn.Module, DeviceMesh], nn.Module]:
-    def build(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        plan = pinned_plan(model, batch(), {AXIS: SIZE}, "cpu-gloo", layout)
-        return fxpar.parallelize(model, mesh, example_kwargs=batch(), plan=plan)
+def fxpar_tp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fxpar.parallelize(model, mesh, example_kwargs=batch(), plan=same_layout(model, sequence_parallel=False))
 
-    return build
+
+def fxpar_tp_sp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fxpar.parallelize(model, mesh, example_kwargs=batch(), plan=same_layout(model, sequence_parallel=True))
+
+
+def same_layout(model: nn.Module, *, sequence_parallel: bool) -> Plan:
+    """The plan of :func:`torch_tp` or :func:`torch_tp_sp`: Megatron's, with a loss that every rank computes whole."""
+    found = space(capture(model, (), batch()).program, Mesh.of({AXIS: SIZE}))
+    pins = megatron_pins(found, "llama", sequence_parallel=sequence_parallel)
+    whole = {"top::aten.reshape.default": "I", "top::aten.cross_entropy_loss.default": "I"}
+    pins |= {slot: left & pins.get(slot, left) for slot, left in pin(found, nodes=whole).items()}
+    priced = price(found, Cluster.load("cpu-gloo"))
+    return assemble(priced, solve(priced.problem, pins=pins).choice)
 
 
 def fxpar_optimal(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -117,9 +136,9 @@ def fxpar_optimal(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 CONTESTANTS: dict[str, Callable[[nn.Module, DeviceMesh], nn.Module]] = {
     "torch TP": torch_tp,
-    "fxpar, the same layout (TP)": fxpar_pinned(LLAMA_TP),
+    "fxpar, the same layout (TP)": fxpar_tp,
     "torch TP+SP": torch_tp_sp,
-    "fxpar, the same layout (TP+SP)": fxpar_pinned(LLAMA_TP_SP),
+    "fxpar, the same layout (TP+SP)": fxpar_tp_sp,
     "fxpar, optimal for cpu-gloo": fxpar_optimal,
 }
 PAIRS = (
