@@ -181,6 +181,22 @@ def test_regions_without_gradient_are_entered_once_and_left_for_conversions_that
     assert code.index("'I', 'S0', True") < code.index("enter_no_grad") < code.index("'S0', 'I', False")
 
 
+def test_autocast_regions_surround_what_ran_in_them() -> None:
+    values = tuple(Value((4, 4), dtype) for dtype in ("float32", "bfloat16", "float32", "bfloat16"))
+    cast = (("cpu", "bfloat16", True),)
+    ops = (("mm", cast), ("mm", ()), ("mm", cast))
+    nodes = tuple(
+        Node(f"aten.{op}.default", (Ref(0), Ref(0)), (), (1 + index,), autocast=regions, grad_enabled=index != 2)
+        for index, (op, regions) in enumerate(ops)
+    )
+    graph = Graph("casts", values, (Input("input", "x", 0),), nodes, (Ref(1), Ref(2), Ref(3))).verify()
+    whole = NodePlan((Strategy("whole:I", (I, I), (I,)),))
+    plan = GraphPlan(graph.digest(), ((I,),), (whole,) * 3, ((I,),) * 3)
+    module = rewrite(graph, plan, places(2)[0])
+    assert [out.dtype for out in module(torch.ones(4, 4))] == [torch.bfloat16, torch.float32, torch.bfloat16]
+    assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+
+
 def test_readable_code_names_modules_and_source_lines() -> None:
     graph = mlp()
     shown = rewrite(graph, random_plan(graph, 0), places(2)[1]).print_readable(print_output=False)
