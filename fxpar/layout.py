@@ -136,7 +136,7 @@ class Conversion:
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
-#: See docs/states.md. Every pair of kinds is here; ``R -> P`` keeps forward, and its cotangent (whole) is kept on one rank.
+#: See docs/states.md. Every pair of kinds is here; ``R -> P`` keeps forward, its (whole) cotangent is kept on one rank.
 CONVERSIONS: dict[tuple[str, str], Conversion] = {
     ("S", "I"): Conversion("all_gather", "slice"),
     ("S", "R"): Conversion("all_gather", "reduce_scatter"),
