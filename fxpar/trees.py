@@ -98,26 +98,41 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[to
     return tensors, spec, (spec.key, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors))
 
 
-def tensor_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    """A name for each tensor that :func:`flatten_call` yields, by the parameter names of ``forward``."""
+def named_leaves(
+    args: tuple[Any, ...], kwargs: dict[str, Any], forward: Callable[..., Any] | None = None
+) -> list[tuple[str, Any]]:
+    """Every leaf of a call in the order of :func:`flatten_call`, by the parameter names of ``forward``.
+
+    >>> named_leaves((1, [2]), {"x": {"y": 3}})
+    [('args[0]', 1), ('args[1][0]', 2), ("x['y']", 3)]
+    """
     flatten((args, kwargs))
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    names = []
+    positional = _positional_names(forward)
+    leaves = []
     for path, leaf in pytree.tree_flatten_with_path((args, dict(sorted(kwargs.items()))))[0]:
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        (_, first), rest = (path[0], path[1]), path[2:]
-        key = getattr(first, "idx", getattr(first, "key", None))
-        if isinstance(key, int):
-            head = positional[key] if key < len(positional) else f"args[{key}]"
+        head, rest = path[1], path[2:]
+        if isinstance(head, pytree.SequenceKey):
+            name = positional[head.idx] if head.idx < len(positional) else f"args[{head.idx}]"
         else:
-            head = str(key)
-        names.append(head + pytree.keystr(rest))
-    return tuple(names)
+            name = str(head.key)
+        leaves.append((name + pytree.keystr(rest), leaf))
+    return leaves
+
+
+def _positional_names(forward: Callable[..., Any] | None) -> list[str]:
+    if forward is None:
+        return []
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def tensor_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """A name for each tensor that :func:`flatten_call` yields."""
+    named = named_leaves(args, kwargs, forward)
+    return tuple(name for name, leaf in named if isinstance(leaf, torch.Tensor))
 
 
 def attribute_at(root: Any, path: str) -> Any:
@@ -151,7 +166,7 @@ def _register(kind: type) -> None:
 
     def build(children: Iterable[Any], _context: Any) -> Any:
         # Not through __init__: a field may be excluded from it, and __post_init__ may check or change values.
-        value = object.__new__(kind)
+        value: Any = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(value, name, child)
         return value

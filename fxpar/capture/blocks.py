@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fxpar.capture.recorder import MISSING, plain_attributes
+from fxpar.errors import CaptureError
 
 #: Attributes of every nn.Module that :class:`Structure` covers, or that never matter to a forward.
 STRUCTURAL = frozenset(nn.Module().__dict__) | {"_non_persistent_buffers_set", "__dict__"}
@@ -62,6 +64,17 @@ class Structure:
         """The first name of every parameter and buffer, in the order of the modules."""
         return [names[0] for _, names in self.names.values()]
 
+    def order(self, module: nn.Module) -> dict[str, int]:
+        """The place of every parameter and buffer of ``module``, by its name there."""
+        if self.paths.get(id(module)) == "":
+            return {name: place for place, name in enumerate(self.first_names())}
+        names: dict[str, int] = {}
+        for path, part in descendants(module):
+            for table in (part._parameters, part._buffers):
+                for name in table:
+                    names[f"{path}.{name}" if path else name] = len(names)
+        return names
+
     def first_name(self, name: str) -> str:
         """The first name of the parameter or buffer ``name``."""
         return self.aliases().get(name, name)
@@ -78,6 +91,7 @@ class Structure:
                 if names:
                     self.tied = True
                 else:
+                    _check_parameter(tensor, kind, prefix + name)
                     self.tensors.append(tensor)
                 names.append(prefix + name)
                 persistent = kind == "buffer" and name not in module._non_persistent_buffers_set
@@ -95,6 +109,13 @@ class Structure:
             key = (type(module), module.training, own, tuple(tensors), tuple(children))
             self.classes[id(module)] = self._numbers.setdefault(key, len(self._numbers))
         return self.classes[id(module)]
+
+
+def _check_parameter(tensor: torch.Tensor, kind: str, name: str) -> None:
+    if is_lazy(tensor):
+        raise CaptureError(f"the {kind} {name!r} is lazy and has no shape yet: run the model once before")
+    if hasattr(tensor, "placements"):
+        raise CaptureError(f"the {kind} {name!r} is a DTensor: the model has been sharded already")
 
 
 def worth_folding(model: nn.Module, structure: Structure) -> frozenset[int]:

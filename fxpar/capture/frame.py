@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fxpar.capture.recorder import storage_key
+from fxpar.capture.where import Where
 from fxpar.errors import CaptureError
 from fxpar.graph import Graph, Input, Node, Ref, Torch, Value
 
@@ -48,17 +49,6 @@ class Alias:
     def __init__(self, memory: Memory, path: tuple[Any, ...], value: int) -> None:
         self.memory, self.path, self.value = memory, path, value
         self.version = memory.version
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where in the user's model something happens."""
-
-    module: str
-    source: str
-
-    def __str__(self) -> str:
-        return f"in {self.module or 'the root module'} at {self.source or 'an unknown line'}"
 
 
 @dataclass
@@ -124,9 +114,8 @@ class Frame:
         alias = self.aliases.get(id(fake))
         if alias is None:
             raise CaptureError(
-                f"{where()}: a {dtype_name(fake.dtype)}{list(fake.shape)} tensor is used that no recorded operation made "
-                "(it was stored by an earlier part of the model, or made by a C++ extension); return it and pass it on, "
-                "or keep the module whole"
+                f"{where()}: a {dtype_name(fake.dtype)}{list(fake.shape)} tensor is used that no recorded operation "
+                "made (it may come from a C++ extension, or from a call that torch hides); keep the module whole"
             )
         if alias.version == alias.memory.version:
             return alias.value

@@ -1,7 +1,7 @@
 """In-place operations and views, made functional while they are recorded.
 
-In: an operation that writes to, or looks into, memory that is known to a :class:`~fxpar.capture.frame.Frame`. Out: nodes
-that compute the new value of the whole memory; tensors that look at it are recomputed when next read.
+In: views and written values. Out: operations that compute the same without writing: what is seen through a view, and
+the whole with a part of it replaced. When they are needed is :mod:`fxpar.capture.writes`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ class View:
         return self.func._schema.name.removeprefix("aten::")
 
 
-_SPLITS = frozenset(("chunk", "split", "split_with_sizes", "tensor_split", "hsplit", "vsplit", "dsplit"))
-_RESHAPES = frozenset(
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SPLITS = _words("chunk split split_with_sizes tensor_split hsplit vsplit dsplit")
+_RESHAPES = _words(
     "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as _reshape_alias ravel "
-    "atleast_1d atleast_2d atleast_3d".split()
+    "atleast_1d atleast_2d atleast_3d"
 )
-_SAME = frozenset(
+_SAME = _words(
     "alias to contiguous type_as dropout identity _to_copy expand expand_as positive conj resolve_conj "
-    "resolve_neg lift_fresh feature_dropout alpha_dropout view_copy float".split()
+    "resolve_neg lift_fresh feature_dropout alpha_dropout view_copy float"
 )
-_OTHER = frozenset(
+_OTHER = _words(
     "transpose t permute movedim moveaxis swapaxes swapdims numpy_T mT mH adjoint matrix_H slice select narrow unbind "
-    "diagonal detach real imag view_as_real view_as_complex unfold as_strided".split()
+    "diagonal detach real imag view_as_real view_as_complex unfold as_strided"
 )
 
 

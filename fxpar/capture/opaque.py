@@ -15,6 +15,8 @@ from torch import nn
 
 from fxpar import trees
 from fxpar.capture import recorder
+from fxpar.capture.blocks import descendants
+from fxpar.capture.recorder import plain_attributes
 from fxpar.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -34,7 +36,10 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class WholeCall:
-    """A module kept whole: takes its parameters and buffers (``names``) and its inputs, gives the flat outputs."""
+    """A module kept whole: takes its parameters and buffers (``names``) and its inputs, gives the flat outputs.
+
+    ``path`` is where the module was met; others that are called by the same node of a block are built like it.
+    """
 
     path: str
     names: tuple[str, ...]
@@ -72,8 +77,8 @@ def call_function(session: Session, cls: type[torch.autograd.Function], args: tu
     return _record(session, f"call:{identity}", fakes, numbers, result)
 
 
-def _register(session: Session, name: str, call: FunctionCall) -> str:
-    """The id of ``call``: the same for the same Function with the same constants."""
+def _register(session: Session, name: str, call: FunctionCall | WholeCall) -> str:
+    """The id of ``call``: the same for the same callable with the same constants."""
     count = 0
     while True:
         identity = f"{name}.{count}" if count else name
@@ -88,7 +93,11 @@ def call_whole(session: Session, module: nn.Module, path: str, args: tuple[Any, 
     tensors, spec, _ = trees.flatten_call(args, kwargs)
     fakes = [session.fake_of(tensor) for tensor in (*held.values(), *tensors)]
     numbers = {id(fake): session.read(fake) for fake in fakes}
-    session.callables[path] = WholeCall(path, tuple(held), spec)
+    identity = _register(session, path, WholeCall(path, tuple(held), spec))
+    for _, part in descendants(module):
+        # When it runs for real it may read anything.
+        for name, value in plain_attributes(part).items():
+            session.attribute_read(part, name, value)
     mark = session.attributes.mark()
     inputs = fakes[len(held) :]
     new_args, new_kwargs = trees.unflatten(spec, inputs)
@@ -107,7 +116,7 @@ def call_whole(session: Session, module: nn.Module, path: str, args: tuple[Any, 
     known = {id(fake) for fake in fakes}
     if any(id(item) in known for item in flat(result)):
         result = trees.unflatten(*_fresh(session, result, known))
-    return _record(session, f"whole:{path}", fakes, numbers, result)
+    return _record(session, f"whole:{identity}", fakes, numbers, result)
 
 
 def _fresh(session: Session, result: Any, known: set[int]) -> tuple[trees.Spec, list[torch.Tensor]]:

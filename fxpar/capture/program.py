@@ -6,6 +6,7 @@ How operations are recorded is :mod:`fxpar.capture.session`; which modules fold 
 
 from __future__ import annotations
 
+import enum
 import gc
 import traceback
 from collections.abc import Sequence
@@ -16,12 +17,13 @@ import torch
 from torch import nn
 
 from fxpar import trees
-from fxpar.capture import recorder
+from fxpar.capture import modules, recorder
 from fxpar.capture.blocks import Structure, worth_folding
 from fxpar.capture.frame import sorted_inputs
-from fxpar.capture.session import Session, is_library, line_of
+from fxpar.capture.session import Session
 from fxpar.capture.signals import RestartError
 from fxpar.capture.units import Unit, Units, finish_outputs, new_frame
+from fxpar.capture.where import is_library, line_of
 from fxpar.errors import CaptureError, FxparError
 from fxpar.graph import Graph, Input, Node, Program, Ref, map_refs
 from fxpar.normalise import normalise
@@ -91,7 +93,7 @@ def capture(
 
 def _capture_once(session: Session, units: Units, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     model = session.model
-    _check_arguments(kwargs)
+    _check_arguments(args, kwargs)
     tensors, in_spec, _ = trees.flatten_call(args, kwargs)
     names = trees.tensor_names(model.forward, args, kwargs)
     frame = new_frame(session, "top", "")
@@ -103,7 +105,7 @@ def _capture_once(session: Session, units: Units, args: tuple[Any, ...], kwargs:
                 frame.add_input("input", name, fake)
             session.call_block = units.call
             new_args, new_kwargs = trees.unflatten(in_spec, fakes)
-            result = session.run(model, "", new_args, session.without_cache(model, new_kwargs))
+            result = modules.run(session, model, "", new_args, modules.without_cache(session, model, new_kwargs))
             outputs, out_spec, _ = finish_outputs(session, result, 0)
     except FxparError:
         raise
@@ -116,16 +118,25 @@ def _capture_once(session: Session, units: Units, args: tuple[Any, ...], kwargs:
     finally:
         session.attributes.restore()
     units.check_repeats()
-    session.check_whole()
-    top = frame.graph(outputs, session.order(model))
+    modules.check_whole(session)
+    top = frame.graph(outputs, session.structure.order(model))
     units.check_updates(top)
     return _assemble(session, units, top, in_spec, out_spec)
 
 
-def _check_arguments(kwargs: dict[str, Any]) -> None:
-    for name, value in kwargs.items():
-        if name in ("past_key_values", "cache_params") and value is not None:
-            raise CaptureError(f"{name} is given: a captured program keeps no key/value cache; leave {name} out")
+_PLAIN = (str, bytes, bool, int, float, complex, enum.Enum, type, slice, range, torch.dtype, torch.device, torch.layout)
+
+
+def _check_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What is not understood may hold tensors, or change from call to call without being seen."""
+    for path, leaf in trees.named_leaves(args, kwargs):
+        if leaf is None or isinstance(leaf, (torch.Tensor, *_PLAIN)) or callable(leaf):
+            continue
+        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+        advice = "pass its contents as a dict or a tuple, or register the class with torch.utils._pytree"
+        if "cache" in type(leaf).__name__.lower():
+            advice = "a captured program keeps no key/value cache: leave it out"
+        raise CaptureError(f"the argument {path} is a {kind}, which cannot be looked into; {advice}")
 
 
 def _user_line(error: Exception) -> str:
@@ -253,7 +264,7 @@ class _Splice:
         return Ref(self.number[kind, full])
 
     def graph(self, nodes: list[Node]) -> Graph:
-        inputs = sorted_inputs(self.inputs, self.session.order(self.session.model))
+        inputs = sorted_inputs(self.inputs, self.session.structure.order(self.session.model))
         outputs = map_refs(self.top.outputs, self._move)
         updates = tuple((name, self.moved.get(value, value)) for name, value in self.updates.items())
         return Graph("top", tuple(self.values), tuple(inputs), tuple(nodes), outputs, updates)

@@ -7,33 +7,25 @@ Putting the pieces together is :mod:`fxpar.capture.program`; what writes mean is
 from __future__ import annotations
 
 import contextlib
-import difflib
-import fnmatch
-import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-import fxpar
-from fxpar.capture import recorder
+from fxpar.capture import modules, opaque, recorder, writes
 from fxpar.capture.attributes import Attributes
-from fxpar.capture.blocks import STRUCTURAL, Structure, descendants, hooks_of
-from fxpar.capture.frame import Alias, Frame, Where, constant, dtype_name
-from fxpar.capture.functional import is_known_view, view_step
-from fxpar.capture.recorder import Fakes, is_fake, plain_attributes, storage_key
+from fxpar.capture.blocks import STRUCTURAL, Structure
+from fxpar.capture.frame import Alias, Frame, constant, dtype_name
+from fxpar.capture.functional import is_known_view, view_step, written_arguments
+from fxpar.capture.known import MOST_ELEMENTS, Known
+from fxpar.capture.recorder import Fakes, is_fake, storage_key
 from fxpar.capture.signals import NotFoldableError
+from fxpar.capture.where import Where, source_line
 from fxpar.errors import CaptureError
 from fxpar.graph import Node, Ref
 
-#: Results of operations that depend on no input and no parameter are computed for real up to this many elements, so
-#: that a model may look at them (``if (positions[:, -1] == 0).all()``), as it can outside a capture.
-CONCRETE_NUMEL = 1 << 16
-
-_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(fxpar.__file__) + os.sep)
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 
 
@@ -43,8 +35,6 @@ class Info:
     __slots__ = ("concrete", "factory", "name", "view", "writes")
 
     def __init__(self, func: Any) -> None:
-        from fxpar.capture.functional import written_arguments
-
         schema = func._schema
         namespace, _, name = schema.name.partition("::")
         self.name = f"{namespace}.{name}.{schema.overload_name or 'default'}"
@@ -64,23 +54,19 @@ class Session:
         self.fakes = Fakes(self.device)
         self.frames: list[Frame] = []
         self.modules: list[str] = []
-        self.known: dict[int, torch.Tensor] = {}
-        self.behind: dict[int, torch.Tensor] = {}
-        self.concrete: dict[int, torch.Tensor] = {}
+        self.known = Known(self.fakes)
         self.constants: dict[str, torch.Tensor] = {}
         self.callables: dict[str, Any] = {}
         self.notes: list[str] = []
         self.calls: dict[int, int] = {}
-        self.keep: list[torch.Tensor] = []
         self.assigned: list[tuple[nn.Module, str]] = []
         self.failed_in = ""
         self.paused = False
         self.attributes = Attributes(structure)
         self.call_block: Callable[[nn.Module, str, Any, Any], Any] | None = None
-        self._weak: dict[int, weakref.ref[torch.Tensor]] = {}
         self._info: dict[Any, Info] = {}
         self._constant_names: dict[int, str] = {}
-        self._matched_whole: set[str] = set()
+        self.kept_whole: set[str] = set()
         self.devices = tuple(dict.fromkeys(("cpu", self.device.type)))
 
     # Where things are -------------------------------------------------------------------------------------------
@@ -101,31 +87,6 @@ class Session:
             f"{what} {self.where()}, which a captured graph cannot repeat; "
             f"keep the module as it is with whole=({self.path!r},), or change the forward"
         )
-
-    def refuse_output(self, what: str) -> None:
-        raise CaptureError(
-            f"the forward of {type(self.model).__name__} returns {what}, which is no tensor, number, string or container "
-            "of them; return tensors (for a cache: use_cache=False)"
-        )
-
-    def order(self, module: nn.Module) -> dict[str, int]:
-        """The place of every parameter and buffer of ``module``, by name."""
-        names: dict[str, int] = {}
-        if module is self.model:
-            return {name: place for place, name in enumerate(self.structure.first_names())}
-        for path, part in descendants(module):
-            for table in (part._parameters, part._buffers):
-                for name in table:
-                    names[f"{path}.{name}" if path else name] = len(names)
-        return names
-
-    def check_whole(self) -> None:
-        """Raise :class:`CaptureError` for a pattern in ``whole`` that named no module that was called."""
-        for pattern in self.whole:
-            if not fnmatch.filter(self._matched_whole, pattern):
-                paths = [path for path in self.structure.paths.values() if path]
-                near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]
-                raise CaptureError(f"whole={pattern!r} names no module that the forward calls; near it are {near}")
 
     def autocast(self) -> tuple[tuple[str, str, bool], ...]:
         """What autocast does now, per device type; the dtype is left out where it is off."""
@@ -158,30 +119,22 @@ class Session:
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake that stands for ``tensor`` everywhere in this capture."""
-        fake = self.known.get(id(tensor))
+        fake = self.known.fakes.get(id(tensor))
         if fake is None:
             if is_fake(tensor):
                 return tensor
-            if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
-                self.refuse("a lazy parameter that has no shape yet is used")
             if hasattr(tensor, "placements"):
                 self.refuse("a DTensor is used: the model has been sharded already")
             fake = self.fakes.like(tensor)
-            self.know(tensor, fake)
+            self.known.stand_in(tensor, fake)
         return fake
-
-    def know(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
-        """Let ``fake`` stand for ``tensor``."""
-        self.known[id(tensor)] = fake
-        self.behind[id(fake)] = tensor
-        self.keep += (tensor, fake)
 
     def read(self, fake: torch.Tensor) -> int:
         """The value number of ``fake`` in the current frame; parameters and the like become inputs when first read."""
         frame = self.frame
         if id(fake) not in frame.aliases:
-            tensor = self.behind.get(id(fake))
-            if tensor is not None and id(fake) not in self.concrete:
+            tensor = self.known.behind.get(id(fake))
+            if tensor is not None and id(fake) not in self.known.values:
                 self.lift(frame, tensor)
             elif len(self.frames) > 1:
                 raise NotFoldableError(f"{self.path} uses a tensor of the surrounding modules that it is not given")
@@ -217,7 +170,7 @@ class Session:
         return tensor.detach()
 
     def read_data(self, tensor: torch.Tensor, how: str) -> None:
-        if id(self.known.get(id(tensor))) not in self.concrete:
+        if not self.known.has_value(tensor):
             self.data_dependent(f"the data of a tensor is read ({how})")
 
     def requires_grad_changed(self, tensor: torch.Tensor) -> None:
@@ -245,8 +198,6 @@ class Session:
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on fakes and record it."""
-        from fxpar.capture import writes
-
         info = self.info(func)
         operands: list[torch.Tensor] = []
         fake_args = self._fake(args, operands)
@@ -260,7 +211,7 @@ class Session:
         if writes.hides_writes(info.name, fake_args, fake_kwargs):
             return writes.normalise_batch(self, func, fake_args, fake_kwargs)
         numbers = {id(fake): self.read(fake) for fake in operands}
-        concrete = info.concrete and all(id(fake) in self.concrete for fake in operands)
+        concrete = info.concrete and self.known.have_values(operands)
         if info.writes:
             return writes.write(self, func, info, args, kwargs, fake_args, fake_kwargs, numbers, concrete)
         try:
@@ -268,13 +219,13 @@ class Session:
         except recorder.DATA_DEPENDENT as error:
             if not concrete:
                 self.data_dependent(f"{info.name} is called", error)
-            out = self._imitate(self._for_real(func, fake_args, fake_kwargs))
+            out = self.known.imitate(self.known.compute(func, fake_args, fake_kwargs))
         except recorder.UNSUPPORTED as error:
             self.refuse(f"{info.name}, which cannot run without data ({type(error).__name__}), is called")
         if isinstance(out, torch.Tensor) and (not operands or info.factory):
             return self._factory(func, info, fake_args, fake_kwargs, numbers, out, concrete)
         self.record(info.name, func, fake_args, fake_kwargs, numbers, out, info.view)
-        return self._made_real(func, fake_args, fake_kwargs, out) if concrete else out
+        return self.known.result(func, fake_args, fake_kwargs, out) if concrete else out
 
     def _factory(
         self, func: Any, info: Info, args: Any, kwargs: Any, numbers: dict[int, int], out: torch.Tensor, concrete: bool
@@ -284,16 +235,27 @@ class Session:
         Torch copies such a result, and with it loses sight of it, if anybody else holds it: so only a twin is kept.
         """
         twin = self.fakes.like(out)
-        self.keep.append(twin)
         self.record(info.name, func, args, kwargs, numbers, twin, False)
-        if concrete and out.numel() <= CONCRETE_NUMEL:
-            out = self._for_real(func, args, kwargs)
+        if concrete and out.numel() <= MOST_ELEMENTS:
+            out = self.known.compute(func, args, kwargs)
             with self.fakes.outside():
-                self.make_concrete(twin, out.detach())
-        key = id(out)
-        self.known[key] = twin
-        self._weak[key] = weakref.ref(out, lambda _: self.known.pop(key, None))
+                self.known.set_value(twin, out.detach())
+        self.known.stand_in_while_alive(out, twin)
         return out
+
+    def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``torch.tensor(...)`` in a forward: a number becomes an operation, an array a constant of the program."""
+        if tensor.dim() == 0:
+            fake = self.fakes.like(tensor)
+            value = self.frame.add_fresh(fake)
+            with self.fakes.outside():
+                args = ((), tensor.item())
+            self.frame.nodes.append(self.node("aten.full.default", args, {"dtype": tensor.dtype}, {}, (value,)))
+        else:
+            self.lift(self.frame, tensor)
+            fake = self.known.fakes[id(tensor)]
+        self.known.set_value(fake, tensor)
+        return tensor
 
     def _fake(self, arg: Any, operands: list[torch.Tensor]) -> Any:
         """``arg`` with fakes for tensors and the run's device for meta; the fakes are added to ``operands``."""
@@ -380,121 +342,15 @@ class Session:
             self.frame.nodes.append(self.node(self.info(func).name, args, kwargs, numbers, (value,)))
         return out
 
-    # Values that are the same whatever the inputs ---------------------------------------------------------------
-
-    def _for_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        def real(arg: Any) -> Any:
-            if isinstance(arg, torch.Tensor):
-                return self.concrete[id(arg)]
-            return type(arg)(map(real, arg)) if type(arg) in (list, tuple) else arg
-
-        with self.fakes.outside():
-            return func(*real(tuple(args)), **{name: real(arg) for name, arg in kwargs.items()})
-
-    def _imitate(self, out: Any) -> Any:
-        if isinstance(out, torch.Tensor):
-            return self.fakes.like(out)
-        return type(out)(map(self._imitate, out)) if isinstance(out, (tuple, list)) else out
-
-    def _made_real(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Any:
-        """The real result that goes with the fake ``out`` (or ``out``, if it is large)."""
-        items = out if isinstance(out, (tuple, list)) else (out,)
-        tensors = [item for item in items if isinstance(item, torch.Tensor)]
-        if not tensors:
-            return self._for_real(func, args, kwargs)
-        if all(id(item) in self.concrete for item in tensors):
-            reals = [self.concrete.get(id(item), item) for item in items]
-            return type(out)(reals) if isinstance(out, (tuple, list)) else reals[0]
-        if sum(item.numel() for item in tensors) > CONCRETE_NUMEL:
-            return out
-        real = self._for_real(func, args, kwargs)
-        for fake, tensor in zip(items, real if isinstance(out, (tuple, list)) else (real,), strict=True):
-            if isinstance(fake, torch.Tensor):
-                self.make_concrete(fake, tensor)
-        return real
-
-    def make_concrete(self, fake: torch.Tensor, tensor: torch.Tensor) -> None:
-        self.know(tensor, fake)
-        self.concrete[id(fake)] = tensor
-
-    def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``torch.tensor(...)`` in a forward: a number becomes an operation, an array a constant of the program."""
-        if tensor.dim() == 0:
-            fake = self.fakes.like(tensor)
-            value = self.frame.add_fresh(fake)
-            kwargs = {"dtype": tensor.dtype}
-            with self.fakes.outside():
-                args = ([], tensor.item())
-            self.frame.nodes.append(self.node("aten.full.default", args, kwargs, {}, (value,)))
-        else:
-            self.lift(self.frame, tensor)
-            fake = self.known[id(tensor)]
-        self.make_concrete(fake, tensor)
-        return tensor
-
-    # Modules ----------------------------------------------------------------------------------------------------
+    # Modules and attributes -------------------------------------------------------------------------------------
 
     def call_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a module of the model, or of one that the forward made up."""
-        path = self.structure.paths.get(id(module))
-        if self.paused:
-            return module.forward(*args, **kwargs)
-        if path is None:
-            path = f"{self.path}.<{type(module).__name__}>".lstrip(".")
-        kwargs = self.without_cache(module, kwargs)
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in self.whole):
-            from fxpar.capture import opaque
-
-            self._matched_whole.add(path)
-            return opaque.call_whole(self, module, path, args, kwargs)
-        if self.call_block is not None and len(self.frames) == 1:
-            self.calls[id(module)] = self.calls.get(id(module), 0) + 1
-            return self.call_block(module, path, args, kwargs)
-        return self.inline(module, path, args, kwargs)
-
-    def inline(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record the operations of ``module`` as part of the current frame."""
-        hooks = [hook for hook in hooks_of(module) if hook is not plain_attributes(module).get("forward")]
-        if hooks:
-            named = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook in hooks)
-            raise CaptureError(
-                f"module {path!r} has hooks ({named}) and its operations become part of a larger graph, where they "
-                f"would never run; remove them, or keep the module as it is with whole=({path!r},)"
-            )
-        return self.run(module, path, args, kwargs)
-
-    def run(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.attributes.visit(module)
-        relative = path.removeprefix(self.frame.prefix) if path != self.frame.prefix[:-1] else ""
-        self.modules.append(relative)
-        try:
-            return module.forward(*args, **kwargs)
-        except Exception:
-            self.failed_in = self.failed_in or path
-            raise
-        finally:
-            self.modules.pop()
-
-    def without_cache(self, module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Turn a default ``use_cache=True`` off: a cache is for generating, and makes every layer different."""
-        config = plain_attributes(module).get("config")
-        if getattr(config, "use_cache", False) is not True or kwargs.get("use_cache") is not None:
-            return kwargs
-        if "use_cache" not in _parameters(type(module)):
-            return kwargs
-        note = "use_cache was turned off: a captured program does not fill key/value caches"
-        if note not in self.notes:
-            self.notes.append(note)
-        return {**kwargs, "use_cache": False}
+        return modules.call(self, module, args, kwargs)
 
     def call_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> Any:
-        from fxpar.capture import opaque
-
         if self.paused:
             return recorder.apply_function(cls, args)
         return opaque.call_function(self, cls, args)
-
-    # Attributes -------------------------------------------------------------------------------------------------
 
     def attribute_read(self, module: nn.Module, name: str, value: Any) -> None:
         if name not in STRUCTURAL:
@@ -511,47 +367,3 @@ def _device_of(tensors: list[torch.Tensor]) -> torch.device:
         if tensor.device.type != "meta":
             return tensor.device
     return torch.device("cpu")
-
-
-_PARAMETERS: dict[type, frozenset[str]] = {}
-
-
-def _parameters(cls: type) -> frozenset[str]:
-    """The names of the parameters of ``cls.forward``."""
-    import inspect
-
-    if cls not in _PARAMETERS:
-        _PARAMETERS[cls] = frozenset(inspect.signature(cls.forward).parameters)  # type: ignore[attr-defined]
-    return _PARAMETERS[cls]
-
-
-_LINES: dict[tuple[Any, int], str] = {}
-_IS_LIBRARY: dict[Any, bool] = {}
-
-
-def source_line(frame: Any) -> str:
-    """``file:line`` of the innermost frame that belongs to neither torch nor fxpar."""
-    while frame is not None:
-        if not is_library(frame.f_code):
-            return line_of(frame.f_code, frame.f_lineno)
-        frame = frame.f_back
-    return ""
-
-
-def is_library(code: Any) -> bool:
-    """Whether ``code`` belongs to torch or fxpar, not to the user's model."""
-    library = _IS_LIBRARY.get(code)
-    if library is None:
-        library = _IS_LIBRARY[code] = code.co_filename.startswith((*_LIBRARY, "<"))
-    return library
-
-
-def line_of(code: Any, line: int) -> str:
-    """``file:line``, the file as short as it can be."""
-    text = _LINES.get((code, line))
-    if text is None:
-        name = code.co_filename
-        _, installed, rest = name.rpartition(f"site-packages{os.sep}")
-        name = rest if installed else os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name
-        text = _LINES[code, line] = f"{name}:{line}"
-    return text

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from fxpar import trees
-from fxpar.capture import writes
+from fxpar.capture import modules, writes
 from fxpar.capture.blocks import Reads, descendants, is_block, tie_pattern
 from fxpar.capture.frame import Frame, Memory, constant
 from fxpar.capture.recorder import storage_key
 from fxpar.capture.session import Session
 from fxpar.capture.signals import NotFoldableError, RestartError
+from fxpar.errors import CaptureError
 from fxpar.graph import Graph, Node, Ref
 from fxpar.normalise import normalise
 
@@ -77,7 +78,7 @@ class Units:
         session = self.session
         kind = session.structure.classes.get(id(module))
         if kind not in self.kinds or self._has_changed_buffers(path):
-            return session.inline(module, path, args, kwargs)
+            return modules.inline(session, module, path, args, kwargs)
         tensors, spec, _ = trees.flatten_call(args, kwargs)
         fakes = [session.fake_of(tensor) for tensor in tensors]
         key = (
@@ -95,7 +96,7 @@ class Units:
             assert kind is not None
             unit = self._record(module, kind, path, spec, fakes)
             if unit is None:
-                return session.inline(module, path, args, kwargs)
+                return modules.inline(session, module, path, args, kwargs)
             self._table.setdefault(key, []).append(unit)
         return self._append(unit, path, fakes)
 
@@ -119,7 +120,7 @@ class Units:
         session.frames.append(frame)
         session.attributes.logs.append({})
         try:
-            result = session.run(module, path, args, kwargs)
+            result = modules.run(session, module, path, args, kwargs)
             outputs, out_spec, results = finish_outputs(session, result, assigned)
         except NotFoldableError:
             self.kinds.discard(kind)
@@ -135,7 +136,7 @@ class Units:
             kind,
             type(module).__name__,
             path,
-            frame.graph(outputs, session.order(module)),
+            frame.graph(outputs, session.structure.order(module)),
             spec,
             out_spec,
             [(tuple(fake.shape), fake.stride(), fake.dtype, fake.requires_grad) for fake in results],
@@ -236,7 +237,10 @@ def finish_outputs(session: Session, result: Any, assigned: int) -> tuple[list[A
             what = f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
             if len(session.frames) > 1:
                 raise NotFoldableError(what) from None
-            session.refuse_output(what)
+            raise CaptureError(
+                f"the forward of {type(session.model).__name__} returns {what}, which is no tensor, number, string or "
+                "container of them; return tensors (for a cache: use_cache=False)"
+            ) from None
     writes.settle_buffers(session, assigned)
     return outputs, spec, fakes
 

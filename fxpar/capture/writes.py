@@ -51,9 +51,9 @@ def write(
         new = session.emit(aten.expand.default, new, list(target.shape))
     store(session, alias, new, info.name)
     if concrete:
-        session._for_real(func, fake_args, fake_kwargs)
+        session.known.compute(func, fake_args, fake_kwargs)
     else:
-        _forget_concrete(session, alias)
+        _forget_value(session, alias)
     given = _user_object(info, args, kwargs)
     return given if result is target else result
 
@@ -89,11 +89,12 @@ def refresh(session: Session) -> Callable[[Frame, torch.Tensor, Alias], int]:
 
 
 def _target(session: Session, info: Info, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-    found = [args[place] if place < len(args) else kwargs.get(name) for place, name, _ in info.writes]
-    found = [item for item in found if item is not None]
+    given = [args[place] if place < len(args) else kwargs.get(name) for place, name, _ in info.writes]
+    found: list[Any] = [item for item in given if item is not None]
     if len(found) != 1 or not isinstance(found[0], torch.Tensor):
         session.refuse(f"{info.name}, which writes to several tensors, is called")
-    return found[0]
+    target: torch.Tensor = found[0]
+    return target
 
 
 def _user_object(info: Info, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -109,7 +110,7 @@ def _check_writable(session: Session, alias: Alias, target: torch.Tensor, info: 
         if len(session.frames) > 1 and memory.kind in ("input", "value"):
             raise NotFoldableError(f"{info.name} writes to what the block is given")
         advice = {
-            "parameter": f"the parameter {memory.name!r} is changed by {info.name}: parameters may change only between calls",
+            "parameter": f"the parameter {memory.name!r} is changed by {info.name}: change it between calls",
             "constant": f"the tensor {memory.name!r} is changed by {info.name}: register it as a buffer",
             "input": f"the input {memory.name!r} is changed by {info.name}: clone it first",
         }
@@ -117,8 +118,8 @@ def _check_writable(session: Session, alias: Alias, target: torch.Tensor, info: 
         raise CaptureError(f"{what} ({session.where()})")
     if not torch.is_grad_enabled() and target.requires_grad:
         raise CaptureError(
-            f"{info.name} changes a tensor that requires grad while gradients are off ({session.where()}): the gradient "
-            "that autograd then reports is of the old value; use torch.where or a clone"
+            f"{info.name} changes a tensor that requires grad while gradients are off ({session.where()}): autograd "
+            "would then report the gradient of the old value; use torch.where or a clone"
         )
 
 
@@ -177,23 +178,23 @@ def _rearrange(
         number = frame.numbers.pop(id(target))
         frame.fakes[number] = session.fakes.like(target, leaf=False)
         frame.numbers[id(frame.fakes[number])] = number
-        session.keep.append(target)
+        session.known.keep(target)
     before = frame.fakes[frame.read(target, session.where)]
     new = session.emit(form, before, *fake_args[1:], **kwargs)
     step = view_step(form, fake_args, kwargs, None, new, 0)
     func(*fake_args, **kwargs)
     alias.path = (*alias.path, step)
     alias.value = frame.numbers[id(new)]
-    _forget_concrete(session, alias)
+    _forget_value(session, alias)
     return args[0]
 
 
-def _forget_concrete(session: Session, alias: Alias) -> None:
+def _forget_value(session: Session, alias: Alias) -> None:
     """What has been mixed with inputs is no longer known, nor is what shares memory with it."""
-    if session.concrete:
+    if session.known.values:
         for key, other in session.frame.aliases.items():
             if other.memory is alias.memory:
-                session.concrete.pop(key, None)
+                session.known.values.pop(key, None)
 
 
 def hides_writes(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -234,7 +235,7 @@ def normalise_batch(session: Session, func: Any, args: Any, kwargs: dict[str, An
             assert alias is not None
             _check_writable(session, alias, running, session.info(func))
             store(session, alias, new, "aten.batch_norm.default")
-            _forget_concrete(session, alias)
+            _forget_value(session, alias)
     return out
 
 

@@ -97,7 +97,10 @@ def test_blocks_that_share_weights() -> None:
     blocks[2].up = blocks[0].up
     captured = prove(Stack(*blocks), x())
     assert calls(captured) == ["Block"] * 3
-    assert captured.program.aliases == {"layers.2.up.weight": "layers.0.up.weight", "layers.2.up.bias": "layers.0.up.bias"}
+    assert captured.program.aliases == {
+        "layers.2.up.weight": "layers.0.up.weight",
+        "layers.2.up.bias": "layers.0.up.bias",
+    }
     shared = Block()
     assert calls(prove(Stack(shared, Block(), shared), x())) == ["Block"] * 3
 
