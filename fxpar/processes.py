@@ -7,6 +7,7 @@ the one that is raised. What the ranks do is the caller's business.
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import time
 import traceback
@@ -40,6 +41,7 @@ def run_ranks(function: RankFunction, size: int, job: Any, *, timeout_seconds: f
 
 
 def _enter(rank: int, function: RankFunction, size: int, job: Any, folder: Path, timeout_seconds: float) -> None:
+    os.environ["RANK"] = str(rank)  # as torchrun sets it: only rank 0 shows progress
     torch.set_num_threads(1)
     try:
         torch.distributed.init_process_group(
