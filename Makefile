@@ -15,7 +15,7 @@ help:
 	@echo "make test          the whole test suite"
 	@echo "make check         format-check, lint, types and test: what CI runs"
 	@echo "make format        rewrite the sources in the project's format"
-	@echo "make bench         measure planning time on this machine"
+	@echo "make bench         planning time, bytes on the wire and step time, on this machine"
 	@echo "make clean         remove the virtual environment and what was built"
 
 install: $(STAMP)
@@ -51,6 +51,8 @@ check: format-check lint types test
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/search_time.py
+	$(BIN)/python benchmarks/wire_bytes.py
+	$(BIN)/python benchmarks/step_time.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
