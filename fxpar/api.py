@@ -161,8 +161,9 @@ def parallelize(
 
     def ready() -> Variant:
         check_same_mesh(chosen, axes)
+        found = bind(captured, chosen, place, bare)
         check_parameters(model, chosen.parameters)
-        return bind(captured, chosen, place, bare)
+        return found
 
     variant = all_succeed(ready, group, "rewriting the model")
     all_agree(chosen.digest, group, "the plan")
@@ -194,15 +195,16 @@ def another_variant(
     group: ProcessGroup,
 ) -> Variant:
     """What to run for a call that the first plan does not fit: captured anew, parameters held as they are."""
-    captured = capture(bare, args, kwargs, whole=whole)
+    what = "the way the model is called"
+    captured = all_succeed(lambda: capture(bare, args, kwargs, whole=whole), group, f"capturing {what}")
+    all_agree(captured.program.digest(), group, what)
 
     def decide() -> str:
         held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}
         return search(captured.program, first.mesh, Cluster.load(first.cluster), parameters=held).to_json()
 
-    text = broadcast_from_first(decide, group, "planning for a new way of calling the model")
-    all_agree(captured.program.digest(), group, "the way the model is called")
-    return bind(captured, Plan.from_json(text), place, bare)
+    text = broadcast_from_first(decide, group, f"planning for {what}")
+    return all_succeed(lambda: bind(captured, Plan.from_json(text), place, bare), group, f"rewriting for {what}")
 
 
 def check_mesh(mesh: DeviceMesh) -> None:
