@@ -1,6 +1,7 @@
 """Every method finds the same optimum; what cannot be taken, fitted or solved is said by name."""
 
 import math
+import re
 import subprocess
 import sys
 import time
@@ -247,14 +248,15 @@ def test_the_answer_does_not_depend_on_the_hash_seed():
 
 
 @pytest.mark.parametrize("which", ["native", "numpy"])
-def test_a_large_program_is_fast(which, monkeypatch):
-    """About 150 variables and 150 trees; the limits leave room for a busy machine (it takes 6 and 13 ms)."""
+def test_a_large_program_needs_no_integer_program(which, monkeypatch):
+    """About 150 variables and 150 trees: elimination proves the optimum in tables of a few thousand entries."""
     if which == "native" and kernels._native is None:
         pytest.skip("the extension is not built")
     monkeypatch.setattr(kernels, "DEFAULT", which)
-    seconds = min(solve(transformer(11)).seconds for _ in range(5))
-    assert seconds < (0.03 if which == "native" else 0.15)
-    problem, start = transformer(11), time.perf_counter()
+    problem = transformer(11)
+    solution = solve(problem)
+    assert (solution.method, solution.status) == ("elimination", "optimal")
+    (largest,) = [int(re.search(r"the largest table has (\d+) entries", line)[1]) for line in solution.log[2:]]
+    assert largest <= 10_000
     totals = min_marginals(problem)
-    assert time.perf_counter() - start < 0.2
-    assert all(min(row) == pytest.approx(solve(problem).cost) for row in totals)
+    assert all(min(row) == pytest.approx(solution.cost) for row in totals)
