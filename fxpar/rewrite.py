@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 
 from fxpar.errors import PlanError
+from fxpar.fuse import fuse_bias
 from fxpar.graph import Graph, Node, Program, Ref, map_refs
 from fxpar.layout import Layout, Mesh
 from fxpar.legality import check_graph, check_program, plain, where_is
@@ -113,6 +114,7 @@ class _Writer:
         ]
         self._enter(())
         self.out.output(tuple(finals))
+        fuse_bias(self.out)
         module = fx.GraphModule(self.opaque, self.out, class_name=_name(self.graph.name).capitalize())
         self.out.lint()
         return module

@@ -163,7 +163,7 @@ def test_conversions_run_once_per_arc_and_just_before_their_first_reader() -> No
     graph = mlp()
     plan = planned(graph, [Strategy(*choices[0]) for choices in CHOICES], [S(0), I, I, I, I], (I, I, I))
     names = [node.name for node in rewrite(graph, plan, places(2)[0]).graph.nodes]
-    assert names[5:7] == ["up_weight_i", "mlp_linear"]
+    assert names[5] == "up_weight_i" and names[6].startswith("mlp_linear")
     seen: list[tuple[str, ...]] = []
     modules = [rewrite(graph, plan, place) for place in places(2)]
     inputs = [[x.chunk(2)[rank] if i == 0 else x for i, x in enumerate(whole_inputs(graph))] for rank in range(2)]
@@ -179,6 +179,15 @@ def test_regions_without_gradient_are_entered_once_and_left_for_conversions_that
     chosen[5] = Strategy("split:b", (S(0),), (S(0),))
     code = rewrite(graph, planned(graph, chosen, [I] * 5, (I, I, I)), places(2)[0]).code
     assert code.index("'I', 'S0', True") < code.index("enter_no_grad") < code.index("'S0', 'I', False")
+
+
+def test_a_bias_is_put_back_into_its_product() -> None:
+    graph = mlp()
+    chosen = [Strategy(*choices[0]) for choices in CHOICES]
+    code = rewrite(graph, planned(graph, chosen, [I] * 5, (I, I, I)), places(2)[0]).code
+    assert "add.Tensor" not in code and "linear.default(x, up_weight, up_bias)" in code
+    chosen[0], chosen[3] = Strategy(*_LINEAR[5]), Strategy(*_LINEAR[5])  # reduced before the bias is added
+    assert rewrite(graph, planned(graph, chosen, [I] * 5, (I, I, I)), places(2)[0]).code.count("add.Tensor") == 2
 
 
 def test_autocast_regions_surround_what_ran_in_them() -> None:
