@@ -6,6 +6,7 @@ kept whole). Out: rewritten graphs with the names of what they read. Nothing of 
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,8 @@ def bind(captured: Captured, plan: Plan, place: Place, skeleton: nn.Module) -> V
             callables[node.op] = captured.callables[key]
         elif kind == "whole":
             call = captured.callables[key]
-            callables[node.op] = partial(call, skeleton.get_submodule(call.path))
+            # A copy: the skeleton follows the model into other train/eval modes, this variant stays as captured.
+            callables[node.op] = partial(call, copy.deepcopy(skeleton.get_submodule(call.path)))
     graphs = rewrite_program(program, plan, place, callables)
     bodies = {name: _body(graph, graphs[name]) for name, graph in program.graphs().items()}
     return Variant(

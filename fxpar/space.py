@@ -97,6 +97,8 @@ def states_of(meta: Value, degree: int, parts: Iterable[tuple[int, int]], *, at_
 
     ``parts`` are further ``(dim, parts)`` that something nearby wants to cut.
     """
+    if degree == 1:
+        return (I,)
     found: list[State] = [I]
     if not at_rest and meta.grad:
         found.append(R)
@@ -211,6 +213,8 @@ class _Builder:
         consumers: dict[int, list[Use]],
     ) -> None:
         choices = strategies(graph, node, self.degree, self.hints.factors(name, index))
+        if self.degree == 1:  # one rank has everything: any other strategy is the same by another name
+            choices = choices[:1]
         slot = self.node_slots[name, index] = self._slot(Slot("node", name, index, node.op, choices, weight))
         if rule_for(graph, node) is None and node.operands:
             key = (node.op, f"{name}:{node.module}" if name != "top" else node.module)

@@ -160,3 +160,11 @@ def test_folded_and_tied_parameters_share_a_decision() -> None:
     plan = assemble(priced := price(space(free, Mesh.of({"tp": 2})), TOY), solve(priced.problem).choice)
     check_program(free, plan)
     assert plan.parameters["layers.0.w0"] == plan.parameters["layers.1.w0"]
+
+
+def test_on_one_rank_everything_is_whole_and_nothing_communicates() -> None:
+    priced = priced_chain(["linear", "relu", "linear"], 64, 64, 1)
+    plan = assemble(priced, solve(priced.problem).choice, marginals=min_marginals(priced.problem))
+    assert set(plan.parameters.values()) == {(I,)}
+    assert not plan.collectives
+    assert plan.unsplit[0].reason == "axis tp has degree 1"
