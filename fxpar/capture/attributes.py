@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxpar.capture.blocks import Structure
 from fxpar.capture.recorder import MISSING, is_fake, plain_attributes
+from fxpar.capture.structure import Structure
 from fxpar.errors import CaptureError
 
 _DEEPEST = 3

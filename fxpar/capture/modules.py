@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fxpar.capture import opaque
-from fxpar.capture.blocks import hooks_of
+from fxpar.capture.hooks import call_with_hooks
 from fxpar.capture.recorder import plain_attributes
+from fxpar.capture.structure import hooks_of
 from fxpar.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -40,13 +42,8 @@ def call(session: Session, module: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 def inline(session: Session, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record the operations of ``module`` as part of the current frame."""
-    hooks = [hook for hook in hooks_of(module) if hook is not plain_attributes(module).get("forward")]
-    if hooks:
-        named = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook in hooks)
-        raise CaptureError(
-            f"module {path!r} has hooks ({named}) and its operations become part of a larger graph, where they "
-            f"would never run; remove them, or keep the module as it is with whole=({path!r},)"
-        )
+    if any(hook is not plain_attributes(module).get("forward") for hook in hooks_of(module)):
+        return call_with_hooks(module, path, args, kwargs, functools.partial(run, session, module, path))
     return run(session, module, path, args, kwargs)
 
 

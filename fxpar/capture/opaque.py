@@ -15,8 +15,8 @@ from torch import nn
 
 from fxpar import trees
 from fxpar.capture import recorder
-from fxpar.capture.blocks import descendants
 from fxpar.capture.recorder import plain_attributes
+from fxpar.capture.structure import descendants
 from fxpar.errors import CaptureError
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from torch import nn
 
 from fxpar import trees
 from fxpar.capture import modules, recorder
-from fxpar.capture.blocks import Structure, worth_folding
 from fxpar.capture.frame import sorted_inputs
 from fxpar.capture.session import Session
 from fxpar.capture.signals import RestartError
+from fxpar.capture.structure import Structure, worth_folding
 from fxpar.capture.units import Unit, Units, finish_outputs, new_frame
 from fxpar.capture.where import is_library, line_of
 from fxpar.errors import CaptureError, FxparError

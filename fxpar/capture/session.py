@@ -16,12 +16,12 @@ from torch import nn
 
 from fxpar.capture import modules, opaque, recorder, writes
 from fxpar.capture.attributes import Attributes
-from fxpar.capture.blocks import STRUCTURAL, Structure
 from fxpar.capture.frame import Alias, Frame, constant, dtype_name
 from fxpar.capture.functional import is_known_view, view_step, written_arguments
 from fxpar.capture.known import MOST_ELEMENTS, Known
 from fxpar.capture.recorder import Fakes, is_fake, storage_key
 from fxpar.capture.signals import NotFoldableError
+from fxpar.capture.structure import STRUCTURAL, Structure
 from fxpar.capture.where import Where, source_line
 from fxpar.errors import CaptureError
 from fxpar.graph import Node, Ref

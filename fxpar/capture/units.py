@@ -13,11 +13,12 @@ from torch import nn
 
 from fxpar import trees
 from fxpar.capture import modules, writes
-from fxpar.capture.blocks import Reads, descendants, is_block, tie_pattern
 from fxpar.capture.frame import Frame, Memory, constant
+from fxpar.capture.reads import Reads
 from fxpar.capture.recorder import storage_key
 from fxpar.capture.session import Session
 from fxpar.capture.signals import NotFoldableError, RestartError
+from fxpar.capture.structure import descendants, is_block, tie_pattern
 from fxpar.errors import CaptureError
 from fxpar.graph import Graph, Node, Ref
 from fxpar.normalise import normalise

@@ -447,13 +447,27 @@ def test_an_error_of_the_model_itself_names_the_place() -> None:
 
 
 def test_hooks_on_inlined_modules_are_refused_by_name() -> None:
-    model = mlp()
-    handle = model[0].register_forward_hook(lambda *_: None)
+    model, seen = mlp(), []
+    for register in ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook"):
+        handle = getattr(model[0], f"register_{register}")(lambda *_: seen.append(1))
+        with pytest.raises(CaptureError, match=r"'0' has hooks \(.*lambda"):
+            capture(model, (f64(2, 6),))
+        handle.remove()
+    handle = model[0].register_forward_hook(lambda *_, **__: None, with_kwargs=True)
     with pytest.raises(CaptureError, match="'0' has hooks"):
         capture(model, (f64(2, 6),))
     handle.remove()
     model.register_forward_hook(lambda *_: None)
     prove(model, f64(2, 6))
+
+
+def test_hooks_that_only_compute_are_recorded() -> None:
+    model = mlp()
+    model[0].register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+    model[0].register_forward_hook(lambda _module, args, out: out + args[0].sum())
+    model[0].register_forward_hook(lambda _module, _args, out: out.requires_grad_(True))
+    captured = prove(model, f64(2, 6))
+    assert ops(captured)[:3] == ["aten.mul.Tensor", "aten.linear.default", "aten.add.Tensor"]
 
 
 def test_tensor_hooks_and_backward_inside_are_refused() -> None:

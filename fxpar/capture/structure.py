@@ -1,13 +1,11 @@
-"""Which modules fold: what two modules must have in common so that one graph serves both.
+"""What a model is made of: names, and a class number per module that is equal for modules built alike.
 
-In: a module tree. Out: :class:`Structure` (a number per module, equal for modules built alike), the classes of modules
-worth folding, and the comparison of the plain attributes that a forward was seen to read.
+In: a module tree. Out: :class:`Structure`, and the classes of modules worth recording once (:func:`worth_folding`).
+What their forwards read beside parameters and buffers is :mod:`fxpar.capture.reads`.
 """
 
 from __future__ import annotations
 
-import enum
-import functools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fxpar.capture.recorder import MISSING, plain_attributes
+from fxpar.capture.recorder import plain_attributes
 from fxpar.errors import CaptureError
 
 #: Attributes of every nn.Module that :class:`Structure` covers, or that never matter to a forward.
@@ -25,11 +23,21 @@ STRUCTURAL = frozenset(nn.Module().__dict__) | {"_non_persistent_buffers_set", "
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+def _identities(module: nn.Module) -> tuple[int, ...]:
+    """Which hooks and own forward ``module`` has."""
+    return tuple(map(id, hooks_of(module)))
+
+
 def hooks_of(module: nn.Module) -> tuple[Any, ...]:
     """The hooks that a call of ``module`` runs, and its own ``forward`` if the instance has one."""
     table = plain_attributes(module)
-    found = [hook for kind in _HOOKS for hook in table[kind].values()]
-    return (*found, table["forward"]) if "forward" in table else tuple(found)
+    found: list[Any] = []
+    for kind in _HOOKS:
+        if table[kind]:
+            found += table[kind].values()
+    if "forward" in table:
+        found.append(table["forward"])
+    return tuple(found)
 
 
 @dataclass
@@ -81,34 +89,37 @@ class Structure:
 
     def _walk(self, module: nn.Module, path: str) -> int:
         prefix = f"{path}." if path else ""
+        table = module.__dict__
         tensors: list[Hashable] = []
-        for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for name, tensor in table.items():
+        for kind in ("parameter", "buffer"):
+            for name, tensor in table[f"_{kind}s"].items():
                 if tensor is None:
                     tensors.append((kind, name))
                     continue
-                _, names = self.names.setdefault(id(tensor), (kind, []))
-                if names:
-                    self.tied = True
-                else:
-                    _check_parameter(tensor, kind, prefix + name)
-                    self.tensors.append(tensor)
-                names.append(prefix + name)
-                persistent = kind == "buffer" and name not in module._non_persistent_buffers_set
+                self._name(tensor, kind, prefix + name)
+                persistent = kind == "buffer" and name not in table["_non_persistent_buffers_set"]
                 tensors.append((kind, name, tensor.shape, tensor.dtype, tensor.requires_grad, persistent))
-        seen = id(module) in self.classes
         children = []
-        for name, child in module._modules.items():
+        for name, child in table["_modules"].items():
             if child is not None:
-                number = self._walk(child, prefix + name)
-                children.append((name, number, tuple(map(id, hooks_of(child)))))
-        if not seen:
+                children.append((name, self._walk(child, prefix + name), _identities(child)))
+        number = self.classes.get(id(module))
+        if number is None:
             self.paths[id(module)] = path
             self.modules.append(module)
-            own = id(plain_attributes(module).get("forward"))
-            key = (type(module), module.training, own, tuple(tensors), tuple(children))
-            self.classes[id(module)] = self._numbers.setdefault(key, len(self._numbers))
-        return self.classes[id(module)]
+            key = (type(module), table["training"], id(table.get("forward")), tuple(tensors), tuple(children))
+            number = self.classes[id(module)] = self._numbers.setdefault(key, len(self._numbers))
+        return number
+
+    def _name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
+        known = self.names.get(id(tensor))
+        if known is not None:
+            self.tied = True
+            known[1].append(name)
+            return
+        _check_parameter(tensor, kind, name)
+        self.names[id(tensor)] = (kind, [name])
+        self.tensors.append(tensor)
 
 
 def _check_parameter(tensor: torch.Tensor, kind: str, name: str) -> None:
@@ -209,64 +220,3 @@ def tie_pattern(module: nn.Module) -> tuple[int, ...]:
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             pattern.append(first.setdefault(id(tensor), len(first)) if tensor is not None else -1)
     return tuple(pattern)
-
-
-@dataclass(frozen=True)
-class Reads:
-    """The plain attributes that a forward read: ``(relative module path, attribute name, value)``.
-
-    ``modules`` maps ``id(module)`` to its relative path, for the module the reads are of.
-    """
-
-    entries: tuple[tuple[str, str, Any], ...]
-    modules: dict[int, str]
-
-    def same_in(self, module: nn.Module) -> bool:
-        """Whether a forward of ``module`` would read the same values."""
-        parts = dict(descendants(module))
-        places = {id(part): path for path, part in parts.items()}
-        alike = functools.partial(same, mine=self.modules, theirs=places)
-        for path, name, value in self.entries:
-            part = parts.get(path)
-            if part is None or not alike(value, plain_attributes(part).get(name, MISSING)):
-                return False
-        return True
-
-
-def same(a: Any, b: Any, *, mine: dict[int, str], theirs: dict[int, str]) -> bool:
-    """Whether two attribute values make no difference to a forward. Tensors and modules are compared by their place."""
-    alike = functools.partial(same, mine=mine, theirs=theirs)
-    if isinstance(a, nn.Module) and isinstance(b, nn.Module):
-        place = mine.get(id(a))
-        return a is b if place is None else place == theirs.get(id(b))
-    if type(a) is not type(b):
-        return False
-    if a is b and not isinstance(a, (tuple, list, dict, functools.partial)):
-        return True
-    if isinstance(a, torch.Tensor):
-        return (a.shape, a.stride(), a.dtype, a.requires_grad) == (b.shape, b.stride(), b.dtype, b.requires_grad)
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(alike, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
-    if isinstance(a, functools.partial):
-        return a.func is b.func and alike(a.args, b.args) and alike(a.keywords, b.keywords)
-    if hasattr(a, "__func__") and hasattr(a, "__self__"):
-        return a.__func__ is b.__func__ and alike(a.__self__, b.__self__)
-    if isinstance(a, float):
-        return repr(a) == repr(b)
-    if isinstance(a, (bool, int, str, bytes, complex, enum.Enum, torch.dtype, torch.device, set, frozenset)):
-        return bool(a == b)
-    return _declares_equality(type(a)) and _equal(a, b)
-
-
-def _declares_equality(kind: type) -> bool:
-    return kind.__eq__ is not object.__eq__
-
-
-def _equal(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except Exception:
-        # An object's own comparison failed: nothing is known, so they count as different.
-        return False
