@@ -37,22 +37,23 @@ class Tables:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of elimination and the entries of the largest table that it makes."""
+    """An order of elimination, the entries of the largest table that it makes, and of all of them."""
 
     variables: list[int]
     largest: int
+    entries: int
 
 
 def tables_and_order(problem: CostTable, max_entries: int = MAX_ENTRIES) -> tuple[Tables, Order] | None:
-    """Plain tables and an order in which they can be eliminated within ``max_entries``, or ``None``."""
+    """Plain tables and the better of two orders that eliminate them within ``max_entries``, or ``None``."""
     for limit in (MAX_TREE_ENTRIES, 0):
         tables = flatten(problem, limit, max_entries)
         if tables is None:
             continue
-        for fill in (False, True):
-            order = elimination_order(tables.sizes, tables.scopes, max_entries, fill=fill)
-            if order is not None:
-                return tables, order
+        orders = [elimination_order(tables.sizes, tables.scopes, max_entries, fill=fill) for fill in (False, True)]
+        found = [order for order in orders if order is not None]
+        if found:
+            return tables, min(found, key=lambda order: order.entries)
     return None
 
 
@@ -121,14 +122,15 @@ def elimination_order(
     queue = [rank(variable) for variable in range(len(sizes))]
     current = dict(zip(range(len(sizes)), queue, strict=True))
     heapq.heapify(queue)
-    order, largest = [], 1
+    order, largest, total = [], 1, 0
     while queue:
         key = heapq.heappop(queue)
         variable = key[1]
         if current.get(variable) != key:
             continue
         del current[variable]
-        largest = max(largest, entries(variable))
+        size = entries(variable)
+        largest, total = max(largest, size), total + size
         if largest > max_entries:
             return None
         order.append(variable)
@@ -143,7 +145,7 @@ def elimination_order(
             if current[other] != key:
                 current[other] = key
                 heapq.heappush(queue, key)
-    return Order(order, largest)
+    return Order(order, largest, total)
 
 
 def marginals(tables: Tables, order: Order, count: int) -> list[np.ndarray]:
