@@ -20,14 +20,19 @@ _LONGEST = 1000
 
 
 class Attributes:
-    """``logs`` has a dict per unit being recorded: ``(module path, name)`` to the value first read."""
+    """``logs`` has a dict per unit being recorded: ``(module path, name)`` to the value first read.
+
+    ``changed`` are the attributes that had a value before a forward gave them another one.
+    """
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
         self.logs: list[dict[tuple[str, str], Any]] = []
         self.written: set[tuple[str, str]] = set()
+        self.changed: list[str] = []
         self._undo: list[tuple[dict[str, Any], str, Any]] = []
         self._containers: dict[int, tuple[Any, Any]] = {}
+        self._container_names: dict[int, str] = {}
         self._tensor_paths: dict[int, str] = {}
         self._visited: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
 
@@ -48,6 +53,7 @@ class Attributes:
             return
         if not isinstance(value, (list, tuple, dict, set)) or id(value) in self._containers or depth > _DEEPEST:
             return
+        self._container_names[id(value)] = path
         self._containers[id(value)] = (value, value if isinstance(value, tuple) else value.copy())
         if isinstance(value, set) or len(value) > _LONGEST:
             return
@@ -83,6 +89,8 @@ class Attributes:
         self._undo.append((table, name, table.get(name, MISSING)))
         if not is_buffer:
             self.written.add((path, name))
+            if name in table:
+                self.changed.append(full)
         return is_buffer
 
     def mark(self) -> int:
@@ -103,6 +111,7 @@ class Attributes:
         del self._undo[mark:]
         for now, before in self._containers.values():
             if _changed(now, before):
+                self.changed.append(self._container_names[id(now)])
                 now.clear()
                 now.extend(before) if isinstance(now, list) else now.update(before)
         registered = []

@@ -25,6 +25,7 @@ from fxpar.capture.structure import STRUCTURAL, Structure
 from fxpar.capture.where import Where, source_line
 from fxpar.errors import CaptureError
 from fxpar.graph import Node, Ref
+from fxpar.normalise.call import RANDOM
 
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 
@@ -42,7 +43,8 @@ class Info:
         self.view = is_known_view(func)
         self.factory = name.endswith("_like")
         random = torch.Tag.nondeterministic_seeded in func.tags
-        self.concrete = namespace == "aten" and not random and name not in _EMPTY and name != "dropout"
+        random = random or name in RANDOM or "scaled_dot_product" in name
+        self.concrete = namespace == "aten" and not random and name not in _EMPTY
 
 
 class Session:
@@ -79,13 +81,21 @@ class Session:
     def path(self) -> str:
         return self.modules[-1] if self.modules else ""
 
+    @property
+    def full_path(self) -> str:
+        """The running module's path from the root."""
+        return (self.frame.prefix + self.path if self.frames else self.path).rstrip(".")
+
     def where(self) -> Where:
-        return Where(self.path, source_line(sys._getframe(1)))
+        return Where(self.full_path, source_line(sys._getframe(1)))
+
+    def _advice(self) -> str:
+        path = self.full_path
+        return f"keep that module as it is with whole=({path!r},), or " if path else ""
 
     def refuse(self, what: str) -> None:
         raise CaptureError(
-            f"{what} {self.where()}, which a captured graph cannot repeat; "
-            f"keep the module as it is with whole=({self.path!r},), or change the forward"
+            f"{what} {self.where()}, which a captured graph cannot repeat; {self._advice()}change the forward"
         )
 
     def autocast(self) -> tuple[tuple[str, str, bool], ...]:
@@ -182,8 +192,8 @@ class Session:
     def data_dependent(self, what: str, cause: BaseException | None = None) -> None:
         raise CaptureError(
             f"{what} {self.where()}: what the model does next depends on the numbers in its inputs or parameters, so "
-            f"no one graph can hold it; keep that module as it is with whole=({self.path!r},), or make the forward "
-            "independent of the data (torch.where instead of if)"
+            f"no one graph can hold it; {self._advice()}make the forward independent of the data (torch.where instead "
+            "of if)"
         ) from cause
 
     # Operations -------------------------------------------------------------------------------------------------

@@ -303,6 +303,18 @@ def test_a_cache_in_a_dict_is_emptied_again() -> None:
     assert model.cache == {}
 
 
+def test_python_state_that_the_forward_changes_is_told_of() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        m.count += 1
+        m.log.append(x)
+        return x * m.count
+
+    captured = capture(Of(forward, count=0, log=[]), (f64(3),))
+    assert captured.notes == (
+        "the forward changes count, log: the program has them as they are now, and changes nothing",
+    )
+
+
 def test_factories_and_what_a_model_may_look_at() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)
@@ -383,6 +395,24 @@ def test_convolutions_pooling_and_batch_norm() -> None:
     prove(model.double(), f64(2, 3, 8, 8))
 
 
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
+@pytest.mark.parametrize("training", [True, False])
+def test_parametrized_modules(name: str, training: bool) -> None:
+    made = getattr(nn.utils.parametrizations, name)(linear(4, 4))
+    captured = prove(nn.Sequential(made, nn.ReLU(), linear(4, 4)).train(training), f64(3, 4))
+    assert bool(captured.program.top.updates) == (name == "spectral_norm" and training)
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    y = x * 0.5
+    return y * (1.0 + torch.erf(x / 1.41421))
+
+
+def test_scripted_functions_are_seen_through() -> None:
+    prove(Of(lambda m, x: scripted(m.l(x)), l=linear(4, 4)), f64(3, 4))
+
+
 def test_complex_rotary_embedding() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         angles = torch.outer(torch.arange(x.shape[1]), 1.0 / 10 ** torch.arange(0, 4, 2)).double()
@@ -434,6 +464,22 @@ def test_a_data_dependent_module_may_be_kept_whole() -> None:
 def test_a_plain_module_may_be_kept_whole_by_glob() -> None:
     captured = prove(nn.Sequential(mlp(), nn.BatchNorm1d(6).double()), f64(3, 6), whole=("*1",))
     assert "whole:1" in ops(captured)
+
+
+def test_a_module_kept_whole_is_called_with_different_constants_and_in_blocks() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = linear(4, 4)
+
+        def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+            return self.l(x) * scale
+
+    captured = prove(Of(lambda m, x: m.s(x, 1.0) + m.s(x, 3.0), s=Scaled()), f64(3, 4), whole=("s",))
+    assert {"whole:s", "whole:s.1"} <= set(ops(captured))
+    stack = nn.Sequential(*(nn.Sequential(Scaled(), nn.ReLU()) for _ in range(3)))
+    captured = prove(stack, f64(3, 4), whole=("*.0",))
+    assert ops(captured).count("whole:0.0") == 1 and len(captured.program.instances("Sequential")) == 3
 
 
 def test_a_whole_pattern_that_matches_nothing_is_an_error_with_near_names() -> None:
