@@ -114,7 +114,7 @@ def named_leaves(
         if isinstance(head, pytree.SequenceKey):
             name = positional[head.idx] if head.idx < len(positional) else f"args[{head.idx}]"
         else:
-            name = str(head.key)
+            name = str(getattr(head, "key", head))
         leaves.append((name + pytree.keystr(rest), leaf))
     return leaves
 
