@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpar import api, zoo
+from fxpar import api, search, zoo
 from fxpar.capture import capture
 from fxpar.cluster import Cluster
 from fxpar.cost.price import price
@@ -29,7 +29,7 @@ def sizes(name: str) -> dict[str, int]:
     model = zoo.build(name)
     program = capture(model.model, model.args, model.kwargs, whole=model.whole).program
     found = space(program, api.as_mesh({"tp": 8}))
-    stats = api.statistics(found, price(found, Cluster.load("h100")))
+    stats = search.statistics(found, price(found, Cluster.load("h100")))
     return {key: stats[key] for key in KEYS}
 
 

@@ -24,7 +24,7 @@ ORDER = (
     ("solver", "runtime"),
     ("cost", "capture", "fuse"),
     ("pins", "assemble", "inputs", "rewrite"),
-    ("binding",),
+    ("binding", "search"),
     ("api",),
     ("zoo", "tables", "precision", "processes", "training_step"),
     ("verification", "demo"),

@@ -1,0 +1,104 @@
+"""Program + mesh + cluster -> Plan: space, price, solve, assemble, in order and timed.
+
+In: a captured :class:`~fxpar.graph.Program`. Out: a :class:`~fxpar.plans.Plan`. Capturing comes before and rewriting
+after (:mod:`fxpar.api`); nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fxpar.assemble import assemble
+from fxpar.cluster import Cluster
+from fxpar.cost.price import Priced, price
+from fxpar.errors import RuleError
+from fxpar.graph import Program
+from fxpar.layout import Layout, Mesh
+from fxpar.pins import pin
+from fxpar.plans import Plan
+from fxpar.progress import progress
+from fxpar.solver import min_marginals, solve
+from fxpar.space import Space, space
+
+
+class Stages:
+    """Names, times and (on request) dumps the stages of one planning run."""
+
+    def __init__(self, dump: str | Path | None = None) -> None:
+        self.seconds: dict[str, float] = {}
+        self.dump = Path(dump) if dump else None
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        with progress(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def write(self, name: str, text: Callable[[], str]) -> None:
+        """With ``dump``, write a stage's text form to the next numbered file; without, do not even make it."""
+        if self.dump is None:
+            return
+        self.dump.mkdir(parents=True, exist_ok=True)
+        number = len(list(self.dump.glob("[0-9][0-9]-*.txt")))
+        (self.dump / f"{number:02d}-{name}.txt").write_text(text() + "\n")
+
+
+def search(
+    program: Program,
+    mesh: Mesh,
+    cluster: Cluster,
+    *,
+    parameters: Mapping[str, str | Layout] | None = None,
+    strict: bool = False,
+    time_limit_seconds: float = 60.0,
+    stages: Stages | None = None,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """The cheapest plan for a captured program; ``parameters`` are states to hold, by glob."""
+    stages = stages or Stages()
+    with stages.stage("space"):
+        open_space = space(program, mesh)
+    stages.write("space", open_space.text)
+    if strict and open_space.unruled:
+        listed = ", ".join(f"{op} in {module or 'the model'}" for op, module, _ in open_space.unruled)
+        raise RuleError(f"strict=True, and these operations have no rule: {listed}; register one, or leave strict out")
+    with stages.stage("price"):
+        priced = price(open_space, cluster)
+    with stages.stage("solve"):
+        pins = pin(open_space, parameters=parameters)
+        solution = solve(priced.problem, pins=pins, time_limit_seconds=time_limit_seconds)
+        marginals = min_marginals(priced.problem, pins=pins) if solution.status == "optimal" else None
+    with stages.stage("assemble"):
+        found = assemble(
+            priced,
+            solution.choice,
+            status=solution.status,
+            bound_seconds=solution.bound,
+            gap=solution.gap,
+            marginals=marginals,
+            notes=tuple(notes),
+            stats=statistics(open_space, priced),
+        )
+    found = found.with_timings(**stages.seconds)
+    stages.write("plan", found.__str__)
+    stages.write("explain", found.explain)
+    return found
+
+
+def statistics(open_space: Space, priced: Priced) -> dict[str, int]:
+    """The sizes that decide how long a search takes; the same for the same model on every machine."""
+    program = open_space.program
+    variables, constraints = priced.problem.size()
+    return {
+        "nodes": len(program.top.nodes)
+        + sum(len(graph.nodes) * len(program.instances(name)) for name, graph in program.blocks.items()),
+        "nodes_folded": sum(len(graph.nodes) for graph in program.graphs().values()),
+        "unique_blocks": len(program.blocks),
+        "slots": len(open_space.slots),
+        "variables": variables,
+        "constraints": constraints,
+    }
