@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,10 @@ def test_no_module_hides_a_public_function() -> None:
     from fxpar import __all__
 
     assert not set(__all__) & {name.split(".")[0] for name in MODULES}
+
+
+def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
+    skipped = pytestconfig.getini("norecursedirs")
+    folders = {path.parent.name for path in (ROOT.parent / "tests").rglob("test_*.py")}
+    assert "dist" in folders
+    assert not [name for name in folders for pattern in skipped if fnmatch(name, pattern)]
