@@ -104,7 +104,9 @@ class Fakes:
         """Run for real: no fake tensors, no recording."""
         was, self.off = self.off, True
         try:
-            with torch._C.DisableTorchFunction(), fake_tensor.unset_fake_temporarily():
+            # Without the Python dispatcher no mode is even asked, which makes a new tensor twice as fast.
+            quiet = torch._C._DisablePythonDispatcher()
+            with torch._C.DisableTorchFunction(), quiet, fake_tensor.unset_fake_temporarily():
                 yield
         finally:
             self.off = was

@@ -5,6 +5,7 @@ In: calls of modules whose class is worth folding. Out: a node per call, a :clas
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,11 +81,11 @@ class Units:
         kind = session.structure.classes.get(id(module))
         if kind not in self.kinds or self._has_changed_buffers(path):
             return modules.inline(session, module, path, args, kwargs)
-        tensors, spec, _ = trees.flatten_call(args, kwargs)
+        tensors, spec, (spec_key, _) = trees.flatten_call(args, kwargs)
         fakes = [session.fake_of(tensor) for tensor in tensors]
         key = (
             kind,
-            spec.key,
+            spec_key,
             tuple((fake.shape, fake.stride(), fake.dtype, fake.requires_grad) for fake in fakes),
             torch.is_grad_enabled(),
             session.autocast(),
@@ -198,14 +199,20 @@ class Units:
                         raise RestartError(keep_apart=frozenset({unit.kind}))
 
     def merged(self) -> tuple[dict[str, Unit], dict[int, str]]:
-        """Blocks by name, and the name for each unit's number; units that are called once in all are in neither."""
+        """Blocks by name, and the name for each unit's number.
+
+        A class of modules that is called once in all is in neither. One that is called more often stays callable, also
+        where a graph has one caller (a first layer, whose input carries no gradient): users hook and wrap layers alike.
+        """
         groups: dict[Any, list[Unit]] = {}
+        calls: Counter[int] = Counter()
         for unit in self.units:
             groups.setdefault(unit.signature(), []).append(unit)
+            calls[unit.kind] += len(unit.calls)
         blocks: dict[str, Unit] = {}
         names: dict[int, str] = {}
         for group in groups.values():
-            if sum(len(unit.calls) for unit in group) < 2:
+            if all(calls[unit.kind] < 2 for unit in group):
                 continue
             base, count = group[0].name, 1
             name = base
