@@ -31,7 +31,7 @@ from fxpar.runtime.modes import restored_modes
 from fxpar.runtime.random import SharedStream
 from fxpar.runtime.shards import check_parameters, mesh_device, shard_parameters, share_buffers
 from fxpar.runtime.skeleton import mode_key
-from fxpar.trees import flatten, flatten_call, unflatten
+from fxpar.trees import attribute_at, flatten, flatten_call, unflatten
 
 #: Called with the model and a call's arguments that no variant fits yet.
 Recapture = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Variant]
@@ -54,7 +54,9 @@ class _Part:
 
     def held(self, kind: str, name: str, variant: Variant) -> Any:
         """What a graph reads beside its call's tensors; constants belong to the capture, all else to the module."""
-        return variant.constants[name] if kind == "constant" and name in variant.constants else self.tensor(name)
+        if kind != "constant":
+            return self.tensor(name)
+        return variant.constants[name] if name in variant.constants else attribute_at(self.modules[""], name)
 
     def update(self, name: str, value: Tensor) -> None:
         self.tensor(name).copy_(value)
