@@ -59,6 +59,22 @@ def widest(terms: tuple[tuple[Dim, ...], ...]) -> tuple[Dim, ...]:
     return tuple(max(column, key=len) for column in zip(*padded, strict=True))
 
 
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@rule("aten._grouped_mm.default")
+def grouped_mm(graph: Graph, node: Node) -> Line:
+    """Rows ``offs[g-1]:offs[g]`` times matrix ``g``; rows and matrices stay whole, as their pairing needs all of them.
+
+    The kernel wants rows of whole 16-byte pieces, so that is the unit in which the other dims are cut.
+    """
+    operands, _ = shapes(graph, node)
+    if [len(shape) for shape in operands] != [2, 3, 1]:
+        return None
+    unit = 16 // _BYTES[graph.values[node.operands[0]].dtype]
+    return "t! (k+ u!), g! (k+ u!) (n u!), g! -> t! (n u!); P 0 | 1", {"u": unit}
+
+
 @rule("aten.einsum.default")
 def einsum(graph: Graph, node: Node) -> Line:
     """Any equation: letters are factors, those that do not come out are summed; repeated ones stay whole."""

@@ -112,6 +112,15 @@ def sort_stable(graph: Graph, node: Node) -> Line:
     return f"{term} -> {term}, {term}"
 
 
+@rule("aten.histc.default")
+def histc(graph: Graph, node: Node) -> Line:
+    """Counts between given bounds: split, each rank counts its own."""
+    ((source,), _) = shapes(graph, node)
+    if node.arg(2, "min", 0) == node.arg(3, "max", 0):
+        return None  # the bounds are those of the data
+    return f"{' '.join(f'd{place}+' for place in range(len(source)))} -> b!"
+
+
 @rule("aten.topk.default", "aten.glu.default", "aten.diff.default")
 def resized(graph: Graph, node: Node) -> Line:
     """Operations that change the size of one dim."""

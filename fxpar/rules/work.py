@@ -37,6 +37,8 @@ def flops(graph: Graph, node: Node) -> float:
         return 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
     if node.op.removeprefix("aten.").startswith(("conv", "_conv")) and len(operands) >= 2:
         return _convolution(node, operands, outputs)
+    if node.op == "aten._grouped_mm.default":  # each row meets one of the matrices
+        return 2.0 * math.prod(operands[0]) * outputs[0][-1]
     if node.op in CONTRACTIONS:
         rule = rule_for(graph, node)
         if rule is not None:

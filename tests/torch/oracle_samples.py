@@ -410,12 +410,12 @@ def index() -> Iterator[Sample]:
 
 def conv() -> Iterator[Sample]:
     for n in (1, 2, 3):
-        x, w = T((4, 8, *[6] * n)), T((12, 8, *[3] * n))
+        x, w = T((4, 8, *[4] * n)), T((12, 8, *[2] * n))
         yield sample(f"conv{n}d", x, w)
         yield sample(f"conv{n}d", x, w, T((12,)), (2,) * n, (1,) * n)
         yield sample(f"conv{n}d.padding", x, w, None, (1,) * n, "same")
         transposed = "conv_transpose1d" if n == 1 else f"conv_transpose{n}d.input"
-        yield sample(transposed, x, T((8, 4, *[3] * n)))
+        yield sample(transposed, x, T((8, 4, *[2] * n)))
     yield sample("conv2d", T((8, 6, 6)), T((4, 8, 3, 3)))
     yield sample("conv1d", T((4, 8, 6)), T((16, 2, 3)), None, (1,), (0,), (1,), 4)
     yield sample("conv1d", T((4, 16, 6)), T((16, 4, 3)), T((16,)), (1,), (0,), (1,), 4)

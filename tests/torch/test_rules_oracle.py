@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+
 import pytest
 import torch
 
-from fxpar.rules import RULES
+from fxpar.rules import LOCALISERS, RULES
 from fxpar.rules.localise import local_sizes
 from fxpar.runtime.local_ops import piece
 from tests.torch.oracle import Case, Sample, T, sample
@@ -15,9 +18,23 @@ SAMPLES = list(samples())
 RANDOM = list(random())
 
 
-@pytest.mark.parametrize("what", SAMPLES, ids=[f"{index}-{what}" for index, what in enumerate(SAMPLES)])
-def test_every_strategy_equals_the_whole_operation(what: Sample) -> None:
-    case = Case(what)
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small operations are quicker without threads, above all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def case_of(index: int) -> Case:
+    return Case((SAMPLES + RANDOM)[index])
+
+
+@pytest.mark.parametrize("index", range(len(SAMPLES)), ids=[f"{index}-{what}" for index, what in enumerate(SAMPLES)])
+def test_every_strategy_equals_the_whole_operation(index: int) -> None:
+    case = case_of(index)
     for degree in (2, 4):
         for strategy in case.strategies(degree):
             try:
@@ -61,7 +78,37 @@ NEVER_SPLIT = {
 
 
 def test_every_rule_has_a_sample_that_is_split() -> None:
-    cases = [(what.op, Case(what)) for what in SAMPLES + RANDOM]
+    cases = [(what.op, case_of(index)) for index, what in enumerate(SAMPLES + RANDOM)]
     split = {op for op, case in cases if any(strategy.divided for strategy in case.strategies(2))}
     assert set(RULES) - split == NEVER_SPLIT
     assert {op for op, _ in cases} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong"),
+    [
+        (sample("relu", T((4, 8))), "a b -> a b; P 0"),
+        (sample("add.Tensor", T((4, 8)), 1.0), "a b -> a b; P 0"),
+        (sample("softmax.int", T((4, 8)), 1), "a b -> a b"),
+        (sample("amax", T((4, 8)), (1,)), "a b+ -> a"),
+        (sample("mean.dim", T((4, 8)), (1,)), "a b+ -> a"),
+        (sample("linear", T((4, 8)), T((12, 8)), T((12,))), "b i+, o i+, o -> b o"),
+        (sample("linear", T((4, 8)), T((12, 8))), "b i+, o i+ -> b o; P 0,1"),
+        (sample("layer_norm", T((4, 8)), (4, 8)), "a b! -> a b!"),
+        (sample("embedding", T((16, 8)), T((4,), grad=False, data=[1, 9, 15, 3])), "v+ d, t -> t d"),
+        (
+            sample("scaled_dot_product_attention", *[T((2, 4, 8, 6))] * 3, None, 0.0, True),
+            "b h q d!, b h k! d!, b h k! e! -> b h q e!",
+        ),
+        (sample("reshape", T((4, 8)), (32,)), "a b -> (b a)"),
+        (sample("cumsum", T((4, 8)), 1), "a b -> a b"),
+    ],
+    ids=str,
+)
+def test_the_oracle_finds_a_wrong_rule(what: Sample, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(LOCALISERS, what.op, raising=False)
+    monkeypatch.setitem(RULES, what.op, wrong)
+    case = Case(what)
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        for strategy in case.strategies(2):
+            case.check(strategy, 2)
