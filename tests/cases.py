@@ -45,7 +45,10 @@ class Of(nn.Module):
 class Case:
     """A model captured on its inputs, its tensors by name, and its own numbers."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, name: str = ""
+    ) -> None:
+        self.name = name
         self.captured = capture(model, args, kwargs)
         self.program = self.captured.program
         self.tensors = tensors_of(self.captured, model, args, kwargs or {})

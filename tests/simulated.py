@@ -6,6 +6,7 @@ those of the program run whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +131,7 @@ def largest_error(found: Sequence[Numbers], wanted: Numbers) -> tuple[float, str
         pairs += [(f"gradient of {k[1]}", mine.gradients[k], b, largest) for k, b in wanted.gradients.items()]
         for name, a, b, scale in pairs:
             error = _error(a, b, scale)
-            if not error <= worst:
+            if error > worst:
                 worst, where = error, f"{name} on rank {rank}"
     return worst, where
 
@@ -143,8 +144,12 @@ def _error(a: Any, b: Any, scale: float) -> float:
     a, b = a.detach(), b.detach()
     if not (b.is_floating_point() or b.is_complex()) or not b.numel():
         return 0.0 if torch.equal(a, b) else float("inf")
-    difference = float((a - b).abs().max())
-    return difference / max(float(b.abs().max()), 1e-3 * scale) if difference else 0.0
+    same = (a == b) | (a.isnan() & b.isnan())
+    difference = float(torch.where(same, 0.0, (a - b).abs()).max())
+    if not math.isfinite(difference):
+        return float("inf")
+    size = float(torch.where(b.isfinite(), b.abs(), 0.0).max())
+    return difference / max(size, 1e-3 * scale) if difference else 0.0
 
 
 def whole_plan(program: Program) -> Plan:
