@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxpar.graph import Graph, Node, Ref
+from fxpar.graph import Graph, Node
 from fxpar.rules.dense import broadcast_dims, widest
 from fxpar.rules.localise import Local, Split
 from fxpar.rules.notation import Dim, show
@@ -46,10 +46,10 @@ def _mask_term(shape: tuple[int, ...], batch: tuple[Dim, ...], rows: str) -> str
 @rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
 def flash_attention(graph: Graph, node: Node) -> Line:
     """The CPU kernel: the same, with the row sums as a second output."""
+    if node.arg(3, "dropout_p", 0.0):
+        return None
     (_, _, _, *mask), _ = shapes(graph, node)
     rows = "q!" if node.arg(4, "is_causal", False) else "q"
     terms = [f"b h {rows} d!", "b h k! d!", "b h k! e!"]
     terms += [_mask_term(shape, (("b",), ("h",)), rows) for shape in mask]
-    if node.arg(3, "dropout_p", 0.0) or isinstance(node.arg(0, "query"), Ref) is False:
-        return None
     return f"{', '.join(terms)} -> b h {rows} e!, b h {rows}"
