@@ -59,7 +59,7 @@ def check_graph(graph: Graph, plan: GraphPlan, mesh: Mesh) -> None:
         if value not in produced:
             raise PlanError(f"graph {graph.name}: the plan converts %{value}, which nothing produces")
         for src, dst in arcs:
-            where = f"graph {graph.name}: conversion of %{value} {graph.values[value]} from {_all([src])}"
+            where = f"graph {graph.name}: conversion of {_named(graph, value)} from {_all([src])}"
             _check_state(graph, mesh, value, dst, where)
             if (value, plain(src, graph, value)) not in held:
                 raise PlanError(f"{where} to {_all([dst])}: it is not in that state there on {_axes(mesh)}")
@@ -71,7 +71,7 @@ def check_graph(graph: Graph, plan: GraphPlan, mesh: Mesh) -> None:
         if (value, plain(layout, graph, value)) not in held:
             have = sorted(_all([at]) for number, at in held if number == value)
             raise PlanError(
-                f"{where}: reads %{value} {graph.values[value]} as {_all([layout])} on {_axes(mesh)}, "
+                f"{where}: reads {_named(graph, value)} as {_all([layout])} on {_axes(mesh)}, "
                 f"but it is only there as {', '.join(have)}"
             )
 
@@ -84,6 +84,14 @@ def plain(layout: Layout, graph: Graph, value: int) -> Layout:
 def where_is(node: Node) -> str:
     """The node as an error names it."""
     return f"{node.op} in module {node.module or '(root)'!r} ({node.source or 'source unknown'})"
+
+
+def _named(graph: Graph, value: int) -> str:
+    """A value with its shape and where it comes from, as an error names it."""
+    item = next((item for item in graph.inputs if item.value == value), None)
+    node = next((node for node in graph.nodes if value in node.outputs), None)
+    origin = f"{item.kind} {item.name}" if item else f"result of {where_is(node)}" if node else "made by nothing"
+    return f"%{value} {graph.values[value]} ({origin})"
 
 
 def _produced(graph: Graph, plan: GraphPlan) -> Iterator[tuple[int, Layout, str]]:
