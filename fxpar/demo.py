@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def demo(steps: int = 30, processes: int = 2) -> int:
     planned = sum(item.count for item in plan.collectives)
     print(f"{plan}\n\n{planned} collectives in a step are planned, {sharded.executed} were executed")
     print(f"planning took {sum(plan.timings.values()):.2f} s, with sharding {sharded.ready_seconds:.2f} s\n")
-    worst = _show_losses(alone, sharded, processes)
+    worst = compare(alone, sharded, processes)
     agree = worst <= TOLERANCE
     verdict = "at most" if agree else "MORE THAN"
     print(f"\nlargest relative difference of the losses: {worst:.1e}, {verdict} {TOLERANCE}")
@@ -141,23 +142,23 @@ def _start(launcher: list[str], steps: int) -> Run:
         return Run(**json.loads(out.read_text()))
 
 
-def _show_losses(alone: Run, sharded: Run, processes: int) -> float:
+def compare(alone: Run, sharded: Run, processes: int) -> float:
+    """Show both loss curves; returns the largest relative difference (infinite if a loss is not a number)."""
     differences = [abs(a - b) / abs(a) for a, b in zip(alone.losses, sharded.losses, strict=True)]
-    top = max(alone.losses + sharded.losses)
+    top = max((loss for loss in alone.losses + sharded.losses if math.isfinite(loss)), default=1.0)
     rows = [
         (str(step + 1), f"{a:.6f}", _bar(a / top), f"{b:.6f}", _bar(b / top), f"{difference:.1e}")
         for step, (a, b, difference) in enumerate(zip(alone.losses, sharded.losses, differences, strict=True))
     ]
     tables.show("loss", ("step", "1 process", "", f"{processes} processes", "", "relative difference"), rows)
-    print(
-        f"\nseconds a step: {alone.seconds_per_step:.3f} on 1, {sharded.seconds_per_step:.3f} on {processes} processes"
-    )
-    return max(difference if difference == difference else float("inf") for difference in differences)
+    seconds = f"{alone.seconds_per_step:.3f} on 1 process, {sharded.seconds_per_step:.3f} on {processes}"
+    print(f"\nseconds a step: {seconds}")
+    return max(difference if math.isfinite(difference) else math.inf for difference in differences)
 
 
 def _bar(share: float, width: int = 16) -> str:
-    """A bar of ``share`` (0 to 1) of ``width`` characters."""
-    return "#" * round(share * width)
+    """A bar of ``share`` (0 to 1) of ``width`` characters; none for what is not a number."""
+    return "#" * round(share * width) if math.isfinite(share) else ""
 
 
 def main() -> None:
