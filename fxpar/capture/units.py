@@ -33,7 +33,8 @@ class Unit:
 
     ``metas`` has size, stride, dtype and requires-grad of each tensor it returns. ``reads`` are the attributes that
     another module must share to be the same block; None if it also wrote some, so that no other may be. ``shares``
-    tells that results lie in the memory of an input, a parameter or of one another.
+    tells that results lie in the memory of an input, a parameter or of one another; ``recompute`` that the forward
+    checkpoints all that it does.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Unit:
     reads: Reads | None
     reals: dict[str, torch.Tensor]
     shares: bool
+    recompute: bool
     calls: list[str] = field(default_factory=list)
     _normal: Graph | None = None
 
@@ -81,16 +83,12 @@ class Units:
         kind = session.structure.classes.get(id(module))
         if kind not in self.kinds or self._has_changed_buffers(path):
             return modules.inline(session, module, path, args, kwargs)
-        tensors, spec, (spec_key, _) = trees.flatten_call(args, kwargs)
-        fakes = [session.fake_of(tensor) for tensor in tensors]
-        key = (
-            kind,
-            spec_key,
-            tuple((fake.shape, fake.stride(), fake.dtype, fake.requires_grad) for fake in fakes),
-            torch.is_grad_enabled(),
-            session.autocast(),
-            tie_pattern(module) if session.structure.tied else (),
-        )
+        with torch._C.DisableTorchFunction():  # shapes and dtypes are asked for here, not by the model
+            tensors, spec, (spec_key, _) = trees.flatten_call(args, kwargs)
+            fakes = [session.fake_of(tensor) for tensor in tensors]
+            metas = tuple([(fake.shape, fake.stride(), fake.dtype, fake.requires_grad) for fake in fakes])
+        ties = tie_pattern(module) if session.structure.tied else ()
+        key = (kind, spec_key, metas, torch.is_grad_enabled(), session.autocast(), ties)
         unit = next(
             (unit for unit in self._table.get(key, ()) if unit.reads is not None and unit.reads.same_in(module)), None
         )
@@ -100,6 +98,7 @@ class Units:
             if unit is None:
                 return modules.inline(session, module, path, args, kwargs)
             self._table.setdefault(key, []).append(unit)
+        session.recompute.called(path, unit.recompute)
         return self._append(unit, path, fakes)
 
     def _has_changed_buffers(self, path: str) -> bool:
@@ -145,6 +144,7 @@ class Units:
             None if wrote else _reads(module, path, log),
             frame.reals,
             _shares(frame, results),
+            session.recompute.covers(frame),
         )
         self.units.append(unit)
         return unit
