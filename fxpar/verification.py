@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fxpar.api import parallelize
+from fxpar.api import as_mesh, parallelize
 from fxpar.errors import FxparError
 from fxpar.layout import Layout, Mesh
 from fxpar.plans import Plan
@@ -124,10 +124,10 @@ def verify(
     """Compare a sharded with an unsharded training step in float64, on one CPU process per rank of ``mesh``.
 
     ``build`` is a picklable function of no arguments that returns ``model, args, kwargs`` (and, if it likes, the names
-    of modules to keep whole); every process calls it with the same random seed. Raises :class:`RankError` with the
-    message of the rank that failed.
+    of modules to keep whole); every process calls it with the same random seed. Raises :class:`LayoutError` for a mesh
+    that cannot be used, and :class:`RankError` with the message of the rank that failed.
     """
-    axes = Mesh.of(mesh)
+    axes = as_mesh(mesh)
     job = _Job(build, axes.axes, plan.to_json() if plan else None, cluster, strict, seed)
     found = json.loads(run_ranks(_rank, axes.size, job))
     return Report(

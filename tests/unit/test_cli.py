@@ -1,4 +1,4 @@
-"""The command line without torch: flags, messages, exit statuses."""
+"""The command line: flags, messages, exit statuses; nothing is planned here."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ def test_an_error_is_a_message_not_a_traceback(
     monkeypatch.setattr("fxpar.commands.planning.run", fail)
     assert cli.main(["plan", "--model", "gpt2", "--mesh", "tp=2"]) == 2
     assert capsys.readouterr().err == "fxpar: CaptureError: the model cannot be traced\n"
+
+
+def test_a_mesh_that_cannot_be_used_is_refused_before_any_process_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "--model", "gpt2", "--mesh", "dp=2,tp=2"]) == 2
+    assert "LayoutError: the mesh has axes dp, tp" in capsys.readouterr().err
 
 
 def test_neither_import_nor_help_loads_torch() -> None:
