@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from fxpar.errors import CaptureError
@@ -198,6 +198,10 @@ class Graph:
 
     def digest(self) -> str:
         """A hash of what is computed: equal for graphs that differ only in names, modules and source lines."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         return hashlib.sha256(self.text(canonical=True).encode()).hexdigest()[:16]
 
 

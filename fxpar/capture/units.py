@@ -24,6 +24,9 @@ from fxpar.errors import CaptureError
 from fxpar.graph import Graph, Node, Ref
 from fxpar.normalise import normalise
 
+#: For how many calls of a block fakes are made at once.
+BATCH = 16
+
 _Meta = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 
 
@@ -50,6 +53,7 @@ class Unit:
     shares: bool
     recompute: bool
     calls: list[str] = field(default_factory=list)
+    spare: list[list[torch.Tensor]] = field(default_factory=list)
     _normal: Graph | None = None
 
     def normal(self, name: str | None = None) -> Graph:
@@ -153,7 +157,7 @@ class Units:
         """A call of ``unit`` by the module at ``path``, and fresh fakes for what it returns."""
         session, frame = self.session, self.session.frame
         numbers = {id(fake): session.read(fake) for fake in fakes}
-        results = session.fakes.grown(unit.metas)
+        results = self._results(unit)
         values = iter([frame.add_fresh(fake) for fake in results])
         outputs = tuple(next(values) if leaf is trees.TENSOR else None for leaf in unit.out_spec.leaves)
         node = session.node(f"block:{unit.number}", fakes, {}, numbers, outputs)
@@ -166,6 +170,14 @@ class Units:
                 alias.memory.shared = alias.memory.shared or f"{path} returns memory that it was given"
                 alias.memory.keep_apart = unit.kind
         return trees.unflatten(unit.out_spec, results)
+
+    def _results(self, unit: Unit) -> list[torch.Tensor]:
+        """Fresh fakes for what a call of ``unit`` returns; after its first call made in batches, which is cheaper."""
+        if not unit.spare:
+            count, width = BATCH if unit.calls else 1, len(unit.metas)
+            made = self.session.fakes.grown(unit.metas * count)
+            unit.spare = [made[width * turn : width * (turn + 1)] for turn in range(count)]
+        return unit.spare.pop()
 
     def check_repeats(self) -> None:
         """Modules that are not repeated in the tree but called more than once are worth folding too: start again."""
