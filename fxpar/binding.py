@@ -54,6 +54,7 @@ def bind(captured: Captured, plan: Plan, place: Place, skeleton: nn.Module) -> V
         sites=tuple(plan.instances),
         constants={name: tensor.to(place.device) for name, tensor in captured.constants.items()},
         random=any(_is_random(node) for node in _nodes(program)),
+        recompute=captured.recompute,
     )
 
 

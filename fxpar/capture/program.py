@@ -36,6 +36,7 @@ class Captured:
     ``in_spec`` rebuilds ``(args, kwargs)`` and ``out_spec`` the result; ``block_specs`` holds both for each block.
     ``callables`` are what ``call:<id>`` and ``whole:<id>`` nodes run. ``constants`` are tensors that are neither
     parameter, buffer nor input, by input name (see :meth:`constant_of`). ``notes`` are for the user.
+    ``recompute`` has the blocks to run again in backward, by path: see :class:`~fxpar.capture.recompute.Recompute`.
     """
 
     program: Program
@@ -45,6 +46,7 @@ class Captured:
     callables: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    recompute: dict[str, str] = field(default_factory=dict)
 
     def constant_of(self, model: nn.Module, module: str, name: str) -> torch.Tensor:
         """The tensor behind the input ``name`` of kind ``"constant"`` of the graph captured from ``module``."""
@@ -169,8 +171,16 @@ def _assemble(session: Session, units: Units, top: Graph, in_spec: trees.Spec, o
     )
     program = Program(program.top, program.blocks, program.aliases, _unused(session, program)).verify()
     specs = {name: (unit.in_spec, unit.out_spec) for name, unit in blocks.items()}
+    notes = tuple(filter(None, (*session.notes, session.recompute.note())))
     return Captured(
-        program, in_spec, out_spec, specs, dict(session.callables), dict(session.constants), tuple(session.notes)
+        program,
+        in_spec,
+        out_spec,
+        specs,
+        dict(session.callables),
+        dict(session.constants),
+        notes,
+        dict(session.recompute.paths),
     )
 
 

@@ -41,6 +41,7 @@ class Listener(Protocol):
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def call_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def call_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> Any: ...
+    def checkpoint(self) -> contextlib.AbstractContextManager[None]: ...
     def data_of(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def read_data(self, tensor: torch.Tensor, how: str) -> None: ...
     def requires_grad_changed(self, tensor: torch.Tensor) -> None: ...
@@ -326,11 +327,13 @@ def _function_patches(listener: Listener, thread: int) -> list[tuple[Any, str, A
         if cls is _Grow or threading.get_ident() != thread:
             return apply_function(cls, args)
         if cls is checkpoint.CheckpointFunction:
-            return args[0](*args[2:])
+            with listener.checkpoint():
+                return args[0](*args[2:])
         return listener.call_function(cls, args)
 
     def inline(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-        yield
+        with listener.checkpoint():
+            yield
 
     return [
         (_SingleLevelFunction, "apply", classmethod(apply)),

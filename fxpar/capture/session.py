@@ -19,6 +19,7 @@ from fxpar.capture.attributes import Attributes
 from fxpar.capture.frame import Alias, Frame, constant, dtype_name
 from fxpar.capture.functional import is_known_view, view_step, written_arguments
 from fxpar.capture.known import MOST_ELEMENTS, Known
+from fxpar.capture.recompute import Recompute
 from fxpar.capture.recorder import Fakes, is_fake, storage_key
 from fxpar.capture.signals import NotFoldableError
 from fxpar.capture.structure import STRUCTURAL, Structure
@@ -60,6 +61,7 @@ class Session:
         self.constants: dict[str, torch.Tensor] = {}
         self.callables: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.recompute = Recompute()
         self.calls: dict[int, int] = {}
         self.assigned: list[tuple[nn.Module, str]] = []
         self.failed_in = ""
@@ -356,6 +358,9 @@ class Session:
 
     def call_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return modules.call(self, module, args, kwargs)
+
+    def checkpoint(self) -> contextlib.AbstractContextManager[None]:
+        return self.recompute.region(self.frame)
 
     def call_function(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> Any:
         if self.paused:

@@ -44,7 +44,9 @@ class Variant:
 
     ``blocks`` and ``forms`` map a block graph's name to its body and to the form of its call; ``sites`` are the paths
     of the modules that are called as blocks. ``constants`` are tensors that the graphs read and that are nobody's
-    attribute. ``random`` says whether anything in it draws random numbers.
+    attribute. ``random`` says whether anything in it draws random numbers. ``recompute`` maps the path of a block that
+    the model's forward runs under activation checkpointing to ``"around"``, or to ``"within"`` if it is the block's own
+    forward that does.
     """
 
     top: Body
@@ -54,6 +56,7 @@ class Variant:
     sites: tuple[str, ...] = ()
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     random: bool = True
+    recompute: Mapping[str, str] = field(default_factory=dict)
 
 
 def flat_result(body: Body, tensors: list[Tensor], spec: Spec) -> list[Any]:

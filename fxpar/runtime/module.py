@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from fxpar.errors import CallError
 from fxpar.layout import Layout
@@ -210,7 +211,10 @@ def _root_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     def call_block(name: str, path: str, *flat: Tensor) -> list[Any]:
         form = variant.forms[name]
         block_args, block_kwargs = unflatten(form.arguments, flat)
-        result = model.get_submodule(path)(*block_args, **block_kwargs, _fxpar_call=_Call(variant, name, path))
+        block: Any = model.get_submodule(path)
+        if torch.is_grad_enabled() and _runs_again(block, variant.recompute.get(path)):
+            block = functools.partial(checkpoint, block, use_reentrant=False)
+        result = block(*block_args, **block_kwargs, _fxpar_call=_Call(variant, name, path))
         return flat_result(variant.blocks[name], *flatten(result))
 
     before = (call_block,) if variant.top.calls_blocks else ()
@@ -221,6 +225,11 @@ def _root_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         else:
             outputs = root.run(variant.top, variant, tensors, *before)
     return unflatten(variant.result, [out for out in outputs if isinstance(out, torch.Tensor)])
+
+
+def _runs_again(block: nn.Module, how: str | None) -> bool:
+    """Whether a block is to be run again in backward, and its class does not see to that (see :func:`_make_block`)."""
+    return how == "around" or (how == "within" and "forward" in block.__dict__)
 
 
 @torch.compiler.disable

@@ -12,8 +12,10 @@ from harness import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from training import (
     NO_DROPOUT,
+    Block,
     Stack,
     assert_close,
     assert_same_gradients,
@@ -148,6 +150,59 @@ def variable_shapes() -> bool:
 
 def test_new_batch_sizes_and_evaluation_between_accumulated_steps() -> None:
     assert all(run_ranks(2, variable_shapes))
+
+
+class SelfCheckpointing(Block):
+    """A block whose own forward checkpoints all that it does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Checkpointing(Stack):
+    """The user's own loop checkpoints every block, the user's blocks checkpoint themselves, or a part is no block."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how == "within":
+            self.blocks = nn.ModuleList(SelfCheckpointing(8) for _ in range(3)).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.how == "around" else block(x)
+        return checkpoint(self.head, x, use_reentrant=True) if self.how == "a part" else self.head(x)
+
+
+def checkpointed(how: str) -> bool:
+    """The forward's own checkpoint calls are kept: a block's activations are not stored, it runs again in backward."""
+    torch.manual_seed(3)
+    model, wanted = Checkpointing(how), Checkpointing(how)
+    wanted.load_state_dict(model.state_dict())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        parallel(model, rows())
+    told = [str(w.message) for w in seen if "activation checkpointing covers operations outside" in str(w.message)]
+    assert bool(told) == (how == "a part" and not model.inp.weight.device_mesh.get_rank()), told
+    runs = Counter[str]()
+    for number, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(lambda *_, number=number: runs.update([str(number)]))
+    for m in (model, wanted):
+        m(rows()).square().mean().backward()
+    assert_same_gradients(model, wanted, TOLERANCE)
+    twice = 1 if how == "a part" else 2
+    assert runs == {"0": twice, "1": twice, "2": twice}
+    with torch.no_grad():
+        model(rows())
+    model(rows())
+    assert runs == {"0": twice + 2, "1": twice + 2, "2": twice + 2}
+    return True
+
+
+@pytest.mark.parametrize("how", ["around", "within", "a part"])
+def test_checkpoint_calls_in_a_forward_are_kept(how: str) -> None:
+    assert all(run_ranks(2, checkpointed, how))
 
 
 def hooks() -> bool:

@@ -15,7 +15,7 @@ import torch
 import fxpar
 from fxpar.capture import capture
 from fxpar.errors import InfeasibleError, LayoutError, PlanError
-from fxpar.layout import I, P, R, S
+from fxpar.layout import P, R, S
 from fxpar.legality import check_program
 from fxpar.plans import GraphPlan, NodePlan, Plan
 from fxpar.rules.strategy import Strategy
