@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP  := $(VENV)/.installed
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help install demo test lint format format-check types check bench clean
+.PHONY: help install demo test lint format format-check types check bench bench-search bench-step bench-wire clean
 
 help:
 	@echo "make demo          train a small Llama on 1 and on 2 processes and compare (under 3 minutes)"
@@ -49,8 +49,14 @@ types: $(STAMP)
 
 check: format-check lint types test
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/search_time.py
+bench: bench-search bench-step bench-wire
+
+bench-search bench-step bench-wire: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$(BENCH_$@).py
+
+BENCH_bench-search := search_time
+BENCH_bench-step   := step_time
+BENCH_bench-wire   := wire_bytes
 	$(BIN)/python benchmarks/wire_bytes.py
 	$(BIN)/python benchmarks/step_time.py
 

@@ -15,6 +15,8 @@ from fxpar import api, search, zoo
 from fxpar.capture import capture
 from fxpar.cluster import Cluster
 from fxpar.cost.price import price
+from fxpar.layout import Mesh
+from fxpar.search import statistics
 from fxpar.space import space
 
 pytest.importorskip("transformers")
@@ -28,7 +30,7 @@ def sizes(name: str) -> dict[str, int]:
     """The sizes of the search for ``name`` on 8 ranks."""
     model = zoo.build(name)
     program = capture(model.model, model.args, model.kwargs, whole=model.whole).program
-    found = space(program, api.as_mesh({"tp": 8}))
+    found = space(program, Mesh.of({"tp": 8}))
     stats = search.statistics(found, price(found, Cluster.load("h100")))
     return {key: stats[key] for key in KEYS}
 
