@@ -57,8 +57,6 @@ bench-search bench-step bench-wire: $(STAMP)
 BENCH_bench-search := search_time
 BENCH_bench-step   := step_time
 BENCH_bench-wire   := wire_bytes
-	$(BIN)/python benchmarks/wire_bytes.py
-	$(BIN)/python benchmarks/step_time.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

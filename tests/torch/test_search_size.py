@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpar import api, search, zoo
+from fxpar import zoo
 from fxpar.capture import capture
 from fxpar.cluster import Cluster
 from fxpar.cost.price import price
@@ -31,7 +31,7 @@ def sizes(name: str) -> dict[str, int]:
     model = zoo.build(name)
     program = capture(model.model, model.args, model.kwargs, whole=model.whole).program
     found = space(program, Mesh.of({"tp": 8}))
-    stats = search.statistics(found, price(found, Cluster.load("h100")))
+    stats = statistics(found, price(found, Cluster.load("h100")))
     return {key: stats[key] for key in KEYS}
 
 
