@@ -1,22 +1,25 @@
 """Saving and loading: plain tensors into sharded parameters, and strided shards for torch.distributed.checkpoint.
 
 In: hooks called by ``state_dict`` and ``load_state_dict``. Out: state dicts with the model's own keys, whose values are
-DTensors that ``torch.distributed.checkpoint`` can save and load on any mesh. Nothing here communicates.
+DTensors that ``torch.distributed.checkpoint`` can save and load on any mesh. Describing them communicates nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from fxpar.errors import CallError
-from fxpar.runtime.dtensor import strided_cut
+from fxpar.runtime.dtensor import Pieces, is_misread, strided_pieces
 from fxpar.trees import flatten
 
 
@@ -32,20 +35,33 @@ def _distribute_values(module: nn.Module, state_dict: dict[str, Any], prefix: st
         value = state_dict.get(prefix + name)
         if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
             continue  # not ours, or load_state_dict reports it
+        if value is parameter and strided_pieces(parameter) is not None:
+            raise CallError(
+                f"{prefix}{name} is loaded from itself. torch.distributed.checkpoint.state_dict does so after filling "
+                "parameters from one rank (broadcast_from_rank0=True), and puts wrong numbers into those that are held "
+                f"in separate parts, as this one is ({parameter.placements}): load again, with the whole state dict on "
+                "every rank and without broadcast_from_rank0, or with torch.distributed.checkpoint.load"
+            )
         if isinstance(value, DTensor):
             if value.placements == parameter.placements and value.device_mesh == parameter.device_mesh:
                 continue
-            value = value.full_tensor()
+            value = whole_of(value)
         whole = value.detach().to(parameter.to_local().device)
         state_dict[prefix + name] = _like(whole, parameter)
 
 
 def _like(whole: Tensor, parameter: DTensor) -> DTensor:
     """``whole``, which every rank has, as a DTensor placed like ``parameter``."""
-    cut = strided_cut(parameter)
-    if cut is None:
+    pieces = strided_pieces(parameter)
+    if pieces is None:
         return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return cut.distributed(whole)
+    return pieces.of(whole)
+
+
+def whole_of(value: DTensor) -> Tensor:
+    """The whole value on every rank, also where ``full_tensor`` gets the order of the rows wrong."""
+    pieces = strided_pieces(value)
+    return pieces.gather() if pieces is not None and is_misread(value) else value.full_tensor()
 
 
 def _describe_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any) -> None:
@@ -61,14 +77,25 @@ def describe(value: DTensor) -> DTensor:
     ``state_dict`` does this for parameters. An optimizer's state needs it too, before it is saved or loaded: see
     :func:`describe_all`.
     """
-    if strided_cut(value) is not None:
-        chunks = _Chunks(value)
+    pieces = strided_pieces(value)
+    if pieces is not None:
+        chunks = _Chunks(pieces)
         value.__dict__.update(
             __create_write_items__=chunks.write_items,
             __create_chunk_list__=chunks.chunk_list,
             __get_tensor_shard__=chunks.shard,
         )
+        if is_misread(value):
+            value.__dict__.update(full_tensor=pieces.gather, redistribute=partial(_redistributed, value))
     return value
+
+
+def _redistributed(
+    value: DTensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None, **_: Any
+) -> DTensor:
+    """``value.redistribute``, from the right order of the rows."""
+    mesh = device_mesh or value.device_mesh
+    return distribute_tensor(whole_of(value), mesh, placements or value.placements, src_data_rank=None)
 
 
 def describe_all(state: Any) -> Any:
@@ -82,18 +109,14 @@ def describe_all(state: Any) -> Any:
 class _Chunks:
     """The separate pieces of a strided shard, in the terms of ``torch.distributed._checkpointable``."""
 
-    def __init__(self, value: DTensor) -> None:
-        cut = strided_cut(value)
-        assert cut is not None
-        self.local, self.whole_size = value.to_local(), value.shape
-        self.dim, self.starts, self.size = cut.dim, cut.starts(), cut.chunk_size()
+    def __init__(self, pieces: Pieces) -> None:
+        self.local, self.whole_size = pieces.tensor.to_local(), pieces.tensor.shape
+        runs = itertools.product(*(pieces.runs(dim) for dim in range(pieces.tensor.ndim)))
+        self.at = {torch.Size(start for start, _, _ in run): tuple(place[1:] for place in run) for run in runs}
 
     def _chunks(self) -> Iterator[ChunkStorageMetadata]:
-        sizes = torch.Size(self.size if dim == self.dim else n for dim, n in enumerate(self.whole_size))
-        for start in self.starts:
-            yield ChunkStorageMetadata(
-                torch.Size(start if dim == self.dim else 0 for dim in range(len(self.whole_size))), sizes
-            )
+        for offsets, places in self.at.items():
+            yield ChunkStorageMetadata(offsets, torch.Size(size for _, size in places))
 
     def chunk_list(self) -> list[ChunkStorageMetadata]:
         return list(self._chunks())
@@ -111,8 +134,7 @@ class _Chunks:
 
     def shard(self, index: MetadataIndex) -> Tensor:
         """A view of the piece at ``index``, to be written from or read into."""
-        assert index.offset is not None
-        start = index.offset[self.dim]
-        if start not in self.starts:
-            raise CallError(f"this rank has no piece of {index.fqn} at {tuple(index.offset)}; it has {self.starts}")
-        return self.local.narrow(self.dim, self.starts.index(start) * self.size, self.size)
+        places = self.at.get(index.offset) if index.offset is not None else None
+        if places is None:
+            raise CallError(f"this rank has no piece of {index.fqn} at {index.offset}; it has {list(self.at)}")
+        return self.local[tuple(slice(start, start + size) for start, size in places)]

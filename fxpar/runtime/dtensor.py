@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from fxpar.errors import LayoutError
-from fxpar.layout import Layout, S, State
+from fxpar.layout import Layout, State
 from fxpar.runtime.collectives import split
 
 
@@ -37,36 +38,74 @@ def _placement(state: State) -> Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class StridedCut:
-    """How a DTensor's one strided axis cuts dim ``dim``: in ``parts`` parts, of each of which this rank has a piece."""
+class Pieces:
+    """What this rank holds of a DTensor with a strided cut: for every dim, which rows of the whole, in their order."""
 
     tensor: DTensor
-    dim: int
-    parts: int
+    rows: tuple[Tensor, ...]
 
-    def chunk_size(self) -> int:
-        """Rows per piece."""
-        return self.tensor.to_local().shape[self.dim] // self.parts
+    def runs(self, dim: int) -> list[tuple[int, int, int]]:
+        """The rows of a dim as ``(start in the whole, start in the piece, length)``."""
+        rows = self.rows[dim].tolist()
+        starts = [at for at, row in enumerate(rows) if at == 0 or row != rows[at - 1] + 1]
+        return [(rows[at], at, end - at) for at, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
 
-    def starts(self) -> list[int]:
-        """Where each of this rank's pieces begins in the whole."""
-        (degree,), (rank,) = self.tensor.device_mesh.shape, coordinates(self.tensor.device_mesh)
-        return [(part * degree + rank) * self.chunk_size() for part in range(self.parts)]
-
-    def distributed(self, whole: Tensor) -> DTensor:
+    def of(self, whole: Tensor) -> DTensor:
         """``whole``, which every rank has, cut the same way."""
-        layout = (S(self.dim, self.parts),)
-        return as_dtensor(
-            local_piece(whole, layout, self.tensor.device_mesh), layout, self.tensor.device_mesh, whole.shape
-        )
+        piece = whole[self._grid()].contiguous()
+        like = self.tensor
+        return DTensor.from_local(piece, like.device_mesh, like.placements, run_check=False, shape=like.shape,
+                                  stride=like.stride())  # type: ignore[no-any-return]  # fmt: skip
+
+    def gather(self) -> Tensor:
+        """The whole, on every rank."""
+        local, mesh = self.tensor.to_local().detach(), self.tensor.device_mesh
+        whole = local.new_zeros(self.tensor.shape)
+        whole[self._grid()] = local
+        for axis, placement in enumerate(self.tensor.placements):
+            if isinstance(placement, (Shard, _StridedShard)):
+                dist.all_reduce(whole, group=mesh.get_group(axis))
+        return whole
+
+    def _grid(self) -> tuple[Tensor, ...]:
+        return torch.meshgrid(*self.rows, indexing="ij")
 
 
-def strided_cut(tensor: DTensor) -> StridedCut | None:
-    """The strided cut of a DTensor on a mesh of one axis, or None if it has none or lies on more axes."""
-    placement = tensor.placements[0]
-    if len(tensor.placements) != 1 or not isinstance(placement, _StridedShard):
+def strided_pieces(tensor: DTensor) -> Pieces | None:
+    """What this rank holds of a DTensor one of whose cuts is strided; None if none is."""
+    if not any(isinstance(placement, _StridedShard) for placement in tensor.placements):
         return None
-    return StridedCut(tensor, placement.dim, int(placement.split_factor))
+    return Pieces(tensor, tuple(_rows(tensor, dim) for dim in range(tensor.ndim)))
+
+
+def is_misread(tensor: DTensor) -> bool:
+    """Whether torch reads the tensor's placements otherwise than FSDP2 has made them.
+
+    FSDP2 cuts, in contiguous pieces, what it is given: a dim of which this rank already holds separate parts, too. Its
+    placements cannot say so, and ``full_tensor`` puts the rows in the wrong order.
+    """
+    cuts = [placement for placement in tensor.placements if isinstance(placement, (Shard, _StridedShard))]
+    return any(
+        isinstance(outer, _StridedShard) and isinstance(inner, _StridedShard) and outer.dim == inner.dim
+        for index, outer in enumerate(cuts)
+        for inner in cuts[index + 1 :]
+    )
+
+
+def _rows(tensor: DTensor, dim: int) -> Tensor:
+    """This rank's rows of ``dim``. Several cuts of one dim, the first of them strided, are FSDP2's: inner first."""
+    mesh = tensor.device_mesh
+    places = zip(tensor.placements, mesh.shape, coordinates(mesh), strict=True)
+    cuts = [cut for cut in places if isinstance(cut[0], (Shard, _StridedShard)) and cut[0].dim == dim]
+    inner_first = len(cuts) > 1 and isinstance(cuts[0][0], _StridedShard)
+    rows = torch.arange(tensor.shape[dim])
+    for number, (placement, degree, rank) in enumerate(reversed(cuts) if inner_first else cuts):
+        if isinstance(placement, _StridedShard) and not (inner_first and number):
+            rows = rows.view(int(placement.split_factor) * degree, -1)[rank::degree].reshape(-1)
+        else:
+            chunks = rows.chunk(degree)
+            rows = chunks[rank] if rank < len(chunks) else rows[:0]
+    return rows
 
 
 def local_piece(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
