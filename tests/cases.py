@@ -67,7 +67,7 @@ def tensors_of(captured: Captured, model: nn.Module, args: tuple[Any, ...], kwar
     """Everything that the program reads, by kind and (first) name."""
     found: dict[tuple[str, str], Tensor] = {}
     found.update({("parameter", name): tensor for name, tensor in model.named_parameters()})
-    found.update({("buffer", name): tensor for name, tensor in model.named_buffers()})
+    found.update({("buffer", name): tensor.clone() for name, tensor in model.named_buffers()})  # a run may change them
     names = [item.name for item in captured.program.top.inputs if item.kind == "input"]
     found.update({("input", name): x for name, x in zip(names, flatten_call(args, kwargs)[0], strict=True)})
     for graph_name, graph in captured.program.graphs().items():

@@ -7,7 +7,7 @@ those of the program run whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,19 +121,26 @@ def cotangents(top: Graph, outs: Sequence[Any], seed: int) -> dict[int, Tensor]:
 
 
 def largest_error(found: Sequence[Numbers], wanted: Numbers) -> tuple[float, str]:
-    """The largest error over all ranks, and where: max|a-b| / max(max|b|, 1e-3 x the largest gradient)."""
+    """The largest error over all ranks, and where: max|a-b| / max(max|b|, 1e-3 x the largest of its kind)."""
     worst, where = 0.0, "nothing"
-    largest = max((float(grad.abs().max()) for grad in wanted.gradients.values() if grad.numel()), default=0.0)
+    gradient, output = _largest(wanted.gradients.values()), _largest(wanted.outputs)
     for rank, mine in enumerate(found):
-        pairs = [(f"output {i}", a, b, 0.0) for i, (a, b) in enumerate(zip(mine.outputs, wanted.outputs, strict=True))]
+        pairs = [
+            (f"output {i}", a, b, output) for i, (a, b) in enumerate(zip(mine.outputs, wanted.outputs, strict=True))
+        ]
         pairs += [(f"update {name}", mine.updates[name], b, 0.0) for name, b in wanted.updates.items()]
         assert mine.gradients.keys() == wanted.gradients.keys()
-        pairs += [(f"gradient of {k[1]}", mine.gradients[k], b, largest) for k, b in wanted.gradients.items()]
+        pairs += [(f"gradient of {k[1]}", mine.gradients[k], b, gradient) for k, b in wanted.gradients.items()]
         for name, a, b, scale in pairs:
             error = _error(a, b, scale)
             if error > worst:
                 worst, where = error, f"{name} on rank {rank}"
     return worst, where
+
+
+def _largest(tensors: Iterable[Any]) -> float:
+    numbers = [x.detach() for x in tensors if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
+    return max((float(torch.where(x.isfinite(), x.abs(), 0.0).max()) for x in numbers), default=0.0)
 
 
 def _error(a: Any, b: Any, scale: float) -> float:
