@@ -208,8 +208,8 @@ class Plan:
 
 
 def _plan_in(data: dict[str, Any]) -> Plan:
-    plain = "cluster program instances objective_seconds bound_seconds gap status".split()
-    plain += "whole_seconds split_seconds parameter_bytes timings stats".split()
+    plain = ["cluster", "program", "instances", "objective_seconds", "bound_seconds", "gap", "status"]
+    plain += ["whole_seconds", "split_seconds", "parameter_bytes", "timings", "stats"]
     return Plan(
         mesh=Mesh(tuple((name, degree) for name, degree in data["mesh"])),
         graphs={name: _graph_in(graph) for name, graph in data["graphs"].items()},

@@ -121,7 +121,9 @@ def _capture_once(session: Session, units: Units, args: tuple[Any, ...], kwargs:
         session.attributes.restore()
     if session.attributes.changed:
         changed = ", ".join(dict.fromkeys(session.attributes.changed))
-        session.notes.append(f"the forward changes {changed}: the program has them as they are now, and changes nothing")
+        session.notes.append(
+            f"the forward changes {changed}: the program has them as they are now, and changes nothing"
+        )
     units.check_repeats()
     modules.check_whole(session)
     top = frame.graph(outputs, session.structure.order(model))

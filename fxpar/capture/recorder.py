@@ -33,6 +33,10 @@ DATA_DEPENDENT = (
 UNSUPPORTED = (fake_tensor.UnsupportedOperatorException, fake_tensor.UnsupportedFakeTensorException)
 
 
+#: In this context our own code may ask tensors for their shape and dtype without the listener hearing of it.
+unheard = torch._C.DisableTorchFunction
+
+
 class Listener(Protocol):
     """What :func:`recording` calls. Each method stands in for the thing it is named after."""
 
@@ -107,7 +111,7 @@ class Fakes:
         try:
             # Without the Python dispatcher no mode is even asked, which makes a new tensor twice as fast.
             quiet = torch._C._DisablePythonDispatcher()
-            with torch._C.DisableTorchFunction(), quiet, fake_tensor.unset_fake_temporarily():
+            with unheard(), quiet, fake_tensor.unset_fake_temporarily():
                 yield
         finally:
             self.off = was

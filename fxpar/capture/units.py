@@ -16,7 +16,7 @@ from fxpar import trees
 from fxpar.capture import modules, writes
 from fxpar.capture.frame import Frame, Memory, constant
 from fxpar.capture.reads import Reads
-from fxpar.capture.recorder import storage_key
+from fxpar.capture.recorder import storage_key, unheard
 from fxpar.capture.session import Session
 from fxpar.capture.signals import NotFoldableError, RestartError
 from fxpar.capture.structure import descendants, is_block, tie_pattern
@@ -87,7 +87,7 @@ class Units:
         kind = session.structure.classes.get(id(module))
         if kind not in self.kinds or self._has_changed_buffers(path):
             return modules.inline(session, module, path, args, kwargs)
-        with torch._C.DisableTorchFunction():  # shapes and dtypes are asked for here, not by the model
+        with unheard():  # shapes and dtypes are asked for here, not by the model
             tensors, spec, (spec_key, _) = trees.flatten_call(args, kwargs)
             fakes = [session.fake_of(tensor) for tensor in tensors]
             metas = tuple([(fake.shape, fake.stride(), fake.dtype, fake.requires_grad) for fake in fakes])
