@@ -21,7 +21,7 @@ help:
 install: $(STAMP)
 
 # torch first and alone: the largest download, and the rest then resolves against it.
-$(STAMP): setup.cfg pyproject.toml constraints.txt $(wildcard setup.py csrc/*)
+$(STAMP): setup.cfg pyproject.toml constraints.txt $(wildcard setup.py csrc/*.?pp csrc/*/*.?pp)
 	@echo "installing fxpar and what it needs into $(VENV) (once; torch is large)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt $(TORCH)
