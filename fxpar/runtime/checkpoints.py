@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fxpar.errors import CallError
-from fxpar.runtime.dtensor import Pieces, is_misread, strided_pieces
-from fxpar.trees import flatten
+from fxpar.runtime.dtensor import Pieces, is_misread, is_strided, strided_pieces
 
 
 def install(module: nn.Module) -> None:
@@ -74,8 +74,7 @@ def _describe_values(module: nn.Module, state_dict: dict[str, Any], prefix: str,
 def describe(value: DTensor) -> DTensor:
     """Tell ``torch.distributed.checkpoint`` which pieces of the whole a strided shard holds; return ``value``.
 
-    ``state_dict`` does this for parameters. An optimizer's state needs it too, before it is saved or loaded: see
-    :func:`describe_all`.
+    ``state_dict`` does this for parameters, every optimizer step for the optimizer's state.
     """
     pieces = strided_pieces(value)
     if pieces is not None:
@@ -98,12 +97,18 @@ def _redistributed(
     return distribute_tensor(whole_of(value), mesh, placements or value.placements, src_data_rank=None)
 
 
-def describe_all(state: Any) -> Any:
-    """:func:`describe` for every DTensor in a nested state dict, which is returned."""
-    for tensor in flatten(state)[0]:
-        if isinstance(tensor, DTensor):
-            describe(tensor)
-    return state
+@cache
+def describe_optimizers() -> None:
+    """From now on, describe the state of every optimizer of strided shards when it has made a step."""
+    register_optimizer_step_post_hook(_describe_state)
+
+
+def _describe_state(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, DTensor) and is_strided(parameter):
+            for value in state.values():
+                if isinstance(value, DTensor) and "__create_chunk_list__" not in value.__dict__:
+                    describe(value)
 
 
 class _Chunks:

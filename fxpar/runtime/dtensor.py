@@ -71,9 +71,14 @@ class Pieces:
         return torch.meshgrid(*self.rows, indexing="ij")
 
 
+def is_strided(tensor: DTensor) -> bool:
+    """Whether one of the tensor's cuts is strided."""
+    return any(isinstance(placement, _StridedShard) for placement in tensor.placements)
+
+
 def strided_pieces(tensor: DTensor) -> Pieces | None:
     """What this rank holds of a DTensor one of whose cuts is strided; None if none is."""
-    if not any(isinstance(placement, _StridedShard) for placement in tensor.placements):
+    if not is_strided(tensor):
         return None
     return Pieces(tensor, tuple(_rows(tensor, dim) for dim in range(tensor.ndim)))
 

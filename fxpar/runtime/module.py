@@ -154,6 +154,7 @@ def apply(
     for module in model.modules():
         if any(parameter is not None for parameter in module._parameters.values()):
             checkpoints.install(module)
+    checkpoints.describe_optimizers()
     _guard(model, blocks, kept)
     for path, block in blocks.items():
         _make_block(block, path)

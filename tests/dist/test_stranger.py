@@ -171,38 +171,73 @@ def test_whole_dropout_draws_the_same_mask_on_all_ranks() -> None:
     assert all(run_ranks(2, masks, 0.3))
 
 
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A GPT-2 with dropout off after a step of AdamW."""
+    model = gpt2().double().eval()
+    if dist.get_world_size() > 1:
+        parallel(model, ids())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loss_of(model, ids()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
 def save(folder: str) -> dict[str, str]:
     import torch.distributed.checkpoint as dcp
 
-    model = parallel(gpt2().double(), ids())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    model.eval()
+    model, optimizer = trained()
+    state = state_of(model, optimizer)
+    dcp.save(state, checkpoint_id=folder)
+    values = [{name: whole(value).clone() for name, value in flat(part).items()} for part in state.values()]
     loss_of(model, ids()).backward()
     optimizer.step()
-    dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
-    values = {name: whole(value) for name, value in model.state_dict().items()}
+    values.append({name: whole(value) for name, value in model.state_dict().items()})
     if dist.get_rank() == 0:
         torch.save(values, f"{folder}.pt")
     return {name: str(p.placements) for name, p in model.named_parameters()}
 
 
-def load(folder: str) -> bool:
-    import torch.distributed.checkpoint as dcp
+def flat(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of a nested state dict, by path."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found.update(flat(value, f"{prefix}{name}/"))
+        elif isinstance(value, torch.Tensor):
+            found[prefix + name] = value
+    return found
 
-    wanted = torch.load(f"{folder}.pt")
-    model = parallel(gpt2().double(), ids())
-    state = {"model": model.state_dict()}
+
+def load(folder: str) -> bool:
+    """The same weights and optimizer state on another degree, and the same next step."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+    weights, moments, after = torch.load(f"{folder}.pt")
+    model, optimizer = trained()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder)
     model.load_state_dict(state["model"])
-    assert list(model.state_dict()) == list(wanted)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    assert list(model.state_dict()) == list(weights)
     for name, value in model.state_dict().items():
-        assert torch.equal(whole(value), wanted[name]), name
-    plain = gpt2().double()
-    plain.load_state_dict(wanted)
-    with torch.no_grad():
-        for m in (model, plain):
-            m.eval()
-        assert_close(model(ids()).logits, plain(ids()).logits, 1e-6)
+        assert torch.equal(whole(value), weights[name]), name
+    for name, value in flat(state_of(model, optimizer)["optimizer"]).items():
+        assert torch.equal(whole(value), moments[name]), name
+    loss_of(model, ids()).backward()
+    optimizer.step()
+    for name, value in model.state_dict().items():
+        assert_close(value, after[name], 1e-6, name)
     return True
 
 
