@@ -31,6 +31,9 @@ from fxpar.runtime.targets import resolve, to_torch
 
 Region = tuple[Any, ...]
 
+#: Kinds of inputs whose tensors may require grad although the graph's values carry none.
+_MAY_REQUIRE = ("parameter", "input")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -93,6 +96,7 @@ class _Writer:
             for value, arcs in plan.trees.items()
             for src, dst in arcs
         }
+        self.differentiated = any(value.grad for value in graph.values)
         self.regions: list[tuple[Region, fx.Node]] = []
         self.opaque: dict[str, nn.Module] = {}
         self.call_block: fx.Node | None = None
@@ -102,7 +106,7 @@ class _Writer:
             self.call_block = self.out.placeholder("call_block")
         for item, layout in zip(self.graph.inputs, self.plan.inputs, strict=True):
             given = self.out.create_node("placeholder", _name(item.name), name=_name(item.name))
-            self._hold(item.value, layout, given)
+            self._hold(item.value, layout, self._stopped(item.value, given) if item.kind in _MAY_REQUIRE else given)
         for node, chosen in zip(self.graph.nodes, self.plan.nodes, strict=True):
             self._node(node, chosen)
         finals = [
@@ -129,8 +133,17 @@ class _Writer:
         made.meta["stack_trace"] = _stack_trace(node)
         tensors = [(index, value) for index, value in enumerate(node.outputs) if value is not None]
         for (index, value), layout in zip(tensors, chosen.outputs, strict=True):
-            alone = not opaque and _returns_one(node.op)
-            self._hold(value, layout, made if alone else self.out.call_function(getitem, (made, index)))
+            one = made if not opaque and _returns_one(node.op) else self.out.call_function(getitem, (made, index))
+            # Of an operation that reads no gradient, no result carries one; a block, or one result of several, may.
+            apart = opaque or any(self.graph.values[other].grad for _, other in tensors)
+            self._hold(value, layout, self._stopped(value, one) if apart else one)
+
+    def _stopped(self, value: int, node: fx.Node) -> fx.Node:
+        """``node``, detached if the graph says that its value carries no gradient: its tensor may have one still."""
+        meta = self.graph.values[value]
+        if meta.grad or not self.differentiated or not meta.dtype.startswith(("float", "bfloat", "complex")):
+            return node
+        return self.out.call_function(torch.ops.aten.detach.default, (node,))
 
     def _aten(self, node: Node, chosen: NodePlan, operands: list[fx.Node]) -> fx.Node:
         if len(chosen.strategies) != 1:

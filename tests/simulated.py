@@ -90,9 +90,7 @@ class Simulation:
                 columns.append(list(next(waiting)))
             else:
                 name = item.name if item.kind in ("input", "constant") else self.program.name_of(module, item.name)
-                pieces = self._rank_pieces((item.kind, name))
-                # A parameter that is only read under no_grad carries no gradient here, whatever its tensor says.
-                columns.append(pieces if graph.values[item.value].grad else [piece.detach() for piece in pieces])
+                columns.append(self._rank_pieces((item.kind, name)))
         return [[column[rank] for column in columns] for rank in range(self.degree)]
 
     def _call(self, name: str, module: str, given: list[tuple[Any, ...]]) -> list[Any]:

@@ -148,6 +148,28 @@ class Forked(Stack):
         return self.layers[1](third) + first * seen, second.softmax(-1)
 
 
+class Gate(nn.Module):
+    """A block that reads one of its inputs without gradient only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.layer(x), 1, keepdim=True)
+        return (self.layer(x) - mean) * variance.detach() * self.gate(y.detach()).sigmoid()
+
+
+class Detached(Stack):
+    """Gradients stop between blocks, inside blocks, and at one of two outputs of an operation."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.layers[0](x, x.sin())
+        second = self.layers[1](x, first)
+        third = self.layers[2](second, first).detach()
+        return second * third, self.layers[2](third, x * first)
+
+
 class Watching(nn.Module):
     """A parameter that is only read without gradient, and a buffer that every call updates."""
 
@@ -180,6 +202,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "other function": lambda: Stack(Layer(), Layer(act=F.gelu), Layer(), Layer(act=F.gelu)),
     "called twice": lambda: Stack(Layer(), Layer(), order=(0, 1, 0, 1, 1)),
     "forked": lambda: Forked(Layer(), Layer(), Layer()),
+    "detached": lambda: Detached(Gate(), Gate(), Gate()),
     "tied": tied,
     "watching": Watching,
     "batch norm": lambda: nn.Sequential(
