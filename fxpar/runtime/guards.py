@@ -46,6 +46,6 @@ def _refuse_hook(module: nn.Module, *_args: Any, **_kwargs: Any) -> NoReturn:
     path, through = module.__dict__["_fxpar_inlined"]
     raise CallError(
         f"a hook on {path!r} (also fully_shard or checkpoint_wrapper on it) would never run: its operations are part "
-        f"of the parallel graph of {through}; put it there, register it before parallelizing (a hook that only computes "
-        f"with tensors becomes part of the graph), or keep {path!r} as it is with whole=({path!r},)"
+        f"of the parallel graph of {through}; put it there, register it before parallelizing (a hook that only "
+        f"computes with tensors becomes part of the graph), or keep {path!r} as it is with whole=({path!r},)"
     )
