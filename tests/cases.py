@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,13 @@ class Case:
         self.name = name
         self.captured = capture(model, args, kwargs)
         self.program = self.captured.program
+        called = {f"call:{key}": call for key, call in self.captured.callables.items()}
+        whole = {
+            f"whole:{key}": functools.partial(call, model.get_submodule(call.path))
+            for key, call in self.captured.callables.items()
+            if hasattr(call, "path")
+        }
+        self.callables = called | whole
         self.tensors = tensors_of(self.captured, model, args, kwargs or {})
         self.wanted = own_numbers(self.captured, model, args, kwargs or {}, self.tensors)
 
@@ -59,7 +67,7 @@ class Case:
 
     def error(self, plan: Plan) -> tuple[float, str]:
         """The largest error under ``plan`` on simulated ranks, and where it is."""
-        found = Simulation(self.program, plan, self.captured.callables).run(self.tensors)
+        found = Simulation(self.program, plan, self.callables).run(self.tensors)
         return largest_error(found, self.wanted)
 
 

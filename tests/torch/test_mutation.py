@@ -38,7 +38,7 @@ def test_no_conversion_can_be_taken_out(case: Case, layout: str, degree: int) ->
         plan = best(priced)
     else:
         plan = megatron_plan(priced, case.name, sequence_parallel=layout.endswith("sp"))
-    simulation = Simulation(case.program, plan, case.captured.callables)
+    simulation = Simulation(case.program, plan, case.callables)
     assert wrong_numbers(case, simulation) is None
     survivors, mutants = [], 0
     for what, undo in mutations(simulation):
@@ -56,7 +56,7 @@ def test_no_collective_of_a_random_plan_can_be_taken_out(case: Case, seed: int) 
     """A random plan may sum what is zero elsewhere, or gather what it then takes apart: there, what ran tells."""
     priced = case.priced(2)
     plan = assemble(priced, random_choice(priced.space, seed))
-    simulation = Simulation(case.program, plan, case.captured.callables)
+    simulation = Simulation(case.program, plan, case.callables)
     planned = sum(item.count for item in plan.collectives)
     assert wrong_numbers(case, simulation) is None and collectives(case, simulation) == planned
     survivors, mutants = [], 0
