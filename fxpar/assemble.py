@@ -6,19 +6,18 @@ layout. Out: :class:`~fxpar.plans.Plan`. Nothing is decided here.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fxpar.cost.comm import wire_bytes
 from fxpar.cost.price import Priced
 from fxpar.cost.trees import conversion_tree
 from fxpar.graph import Graph, Node, Ref, Value
-from fxpar.layout import COLLECTIVES, I, Layout, conversion, without_gradient
-from fxpar.plans import Arc, Choice, Collective, GraphPlan, NodePlan, Plan, Unsplit
+from fxpar.layout import I, Layout, without_gradient
+from fxpar.plans import Arc, Choice, GraphPlan, NodePlan, Plan, Unsplit
 from fxpar.rules.strategy import Strategy
 from fxpar.space import Slot, Space
+from fxpar.traffic import collectives
 
 
 def assemble(
@@ -49,7 +48,7 @@ def assemble(
         instances={node.module: node.op.removeprefix("block:") for node in space.program.top.nodes
                    if node.op.startswith("block:")},
         parameters=_parameters(space, strategies),
-        collectives=collectives(space, plans),
+        collectives=collectives(space.program, space.mesh, plans),
         objective_seconds=objective,
         bound_seconds=objective if bound_seconds is None else bound_seconds,
         gap=gap,
@@ -74,53 +73,6 @@ def random_choice(space: Space, seed: int) -> tuple[int, ...]:
     """A valid plan drawn with ``seed``: any combination of strategies is valid, conversions join them."""
     random = np.random.default_rng(seed)
     return tuple(int(random.integers(len(slot.strategies))) for slot in space.slots)
-
-
-def collectives(space: Space, plans: dict[str, GraphPlan]) -> tuple[Collective, ...]:
-    """Every collective that one step of the planned model runs, forward and backward, equal ones counted."""
-    found: Counter[tuple[str, str, str, str, int]] = Counter()
-    (axis, degree) = space.mesh.axes[0]
-    for name, graph in space.program.graphs().items():
-        modules = Counter([""] if name == "top" else space.program.instances(name))
-        returning = _states_with_gradient(space, graph, plans[name])
-        for value, arcs in plans[name].trees.items():
-            meta = graph.values[value]
-            for src, dst in arcs:
-                step = conversion(src[0], dst[0])
-                phases = [("forward", step.forward)]
-                if meta.grad and _leads_to(dst, arcs, returning.get(value, set())):
-                    phases.append(("backward", step.backward))
-                for phase, kind in phases:
-                    if kind in COLLECTIVES:
-                        size = round(wire_bytes(kind, meta.bytes, degree))
-                        for module, count in modules.items():
-                            found[module, phase, kind, axis, size] += count
-    return tuple(Collective(*item, count) for item, count in sorted(found.items()))
-
-
-def _states_with_gradient(space: Space, graph: Graph, plan: GraphPlan) -> dict[int, set[Layout]]:
-    """By value, the layouts in which it is read by something that sends a gradient back."""
-    found: dict[int, set[Layout]] = {}
-    for node, node_plan in zip(graph.nodes, plan.nodes, strict=True):
-        for position, (value, layout) in enumerate(zip(node.operands, node_plan.inputs, strict=True)):
-            if _sends_gradient(space, node, position):
-                found.setdefault(value, set()).add(layout)
-    for out, final in zip(graph.outputs, plan.outputs, strict=True):
-        if isinstance(out, Ref) and final is not None:
-            found.setdefault(out.value, set()).add(final)
-    return found
-
-
-def _sends_gradient(space: Space, node: Node, position: int) -> bool:
-    if node.op.startswith("block:"):
-        block = space.program.blocks[node.op.removeprefix("block:")]
-        entry = [item for item in block.inputs if item.kind == "input"][position]
-        return block.values[entry.value].grad
-    return node.op != "aten.detach.default"
-
-
-def _leads_to(state: Layout, arcs: tuple[Arc, ...], wanted: set[Layout]) -> bool:
-    return state in wanted or any(_leads_to(dst, arcs, wanted) for src, dst in arcs if src == state)
 
 
 def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strategy]) -> GraphPlan:

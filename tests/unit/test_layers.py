@@ -21,7 +21,7 @@ ORDER = (
     ("cluster", "graph"),
     ("rules",),
     ("plans", "hints", "normalise", "cost.comm", "cost.compute", "cost.trees"),
-    ("report", "legality", "space", "solver.problem"),
+    ("report", "legality", "traffic", "space", "solver.problem"),
     ("solver", "runtime"),
     ("cost", "capture", "fuse"),
     ("pins", "assemble", "inputs", "rewrite"),

@@ -1,0 +1,114 @@
+"""Which collectives one step of a planned program runs: kind, bytes, phase and module, forward and backward.
+
+In: a program and the plans of its graphs. Out: :class:`~fxpar.plans.Collective` records, equal ones counted. They are
+what :func:`fxpar.runtime.records.record_collectives` finds when the plan runs and every output that carries a gradient
+gets one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from fxpar.cost.comm import wire_bytes
+from fxpar.graph import Graph, Node, Program, Ref
+from fxpar.layout import COLLECTIVES, Layout, Mesh, conversion
+from fxpar.plans import Arc, Collective, GraphPlan
+
+Live = frozenset[int]
+
+
+def collectives(program: Program, mesh: Mesh, plans: Mapping[str, GraphPlan]) -> tuple[Collective, ...]:
+    """Every collective of one step, in order of module."""
+    ((axis, degree),) = mesh.axes
+    if degree == 1:
+        return ()
+    found: Counter[tuple[str, str, str, str, int]] = Counter()
+    flows = _Gradients(program)
+    for name, live, modules in flows.passages():
+        for phase, kind, bytes_ in _steps(flows, program.graphs()[name], plans[name], live):
+            size = round(wire_bytes(kind, bytes_, degree))
+            for module, count in modules.items():
+                found[module, phase, kind, axis, size] += count
+    return tuple(Collective(*item, count) for item, count in sorted(found.items()))
+
+
+def _steps(flows: _Gradients, graph: Graph, plan: GraphPlan, live: Live) -> Iterator[tuple[str, str, int]]:
+    """Phase, kind and bytes of each collective in one passage of ``graph``, in which ``live`` values get gradients."""
+    returning = _read_with_gradient(flows, graph, plan, live)
+    for value, arcs in plan.trees.items():
+        size = graph.values[value].bytes
+        for src, dst in arcs:
+            step = conversion(src[0], dst[0])
+            if step.forward in COLLECTIVES:
+                yield "forward", step.forward, size
+            if step.backward in COLLECTIVES and _leads_to(dst, arcs, returning.get(value, set())):
+                yield "backward", step.backward, size
+
+
+def _read_with_gradient(flows: _Gradients, graph: Graph, plan: GraphPlan, live: Live) -> dict[int, set[Layout]]:
+    """By value, the layouts in which something reads it that sends a gradient back."""
+    found: dict[int, set[Layout]] = {}
+    for node, chosen in zip(graph.nodes, plan.nodes, strict=True):
+        for value, layout, sends in zip(node.operands, chosen.inputs, flows.sends(graph, node, live), strict=True):
+            if sends:
+                found.setdefault(value, set()).add(layout)
+    for out, final in zip(graph.outputs, plan.outputs, strict=True):
+        if isinstance(out, Ref) and final is not None and out.value in live:
+            found.setdefault(out.value, set()).add(final)
+    return found
+
+
+def _leads_to(state: Layout, arcs: tuple[Arc, ...], wanted: set[Layout]) -> bool:
+    return state in wanted or any(_leads_to(dst, arcs, wanted) for src, dst in arcs if src == state)
+
+
+class _Gradients:
+    """Where gradients flow, given which outputs of a graph get one: calls of one block may differ in that."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.known: dict[tuple[str, Live], Live] = {}
+
+    def passages(self) -> Iterator[tuple[str, Live, Counter[str]]]:
+        """Each graph and the values that get gradients in it, with the modules that it runs in like that."""
+        top = self.program.top
+        live = self.live("top", frozenset(self._outputs(top)))
+        yield "top", live, Counter([""])
+        inside: dict[tuple[str, Live], Counter[str]] = {}
+        for node in top.nodes:
+            if node.op.startswith("block:"):
+                block = node.op.removeprefix("block:")
+                inside.setdefault((block, self._needed(node, live)), Counter())[node.module] += 1
+        for (block, needed), modules in inside.items():
+            yield block, self.live(block, needed), modules
+
+    def live(self, name: str, needed: Live) -> Live:
+        """The values of graph ``name`` that get a gradient when the outputs number ``needed`` get one."""
+        if (name, needed) not in self.known:
+            graph = self.program.graphs()[name]
+            live = {out.value for index, out in enumerate(graph.outputs) if index in needed}
+            for node in reversed(graph.nodes):
+                reads = zip(node.operands, self.sends(graph, node, frozenset(live)), strict=True)
+                live.update(value for value, sends in reads if sends)
+            self.known[name, needed] = frozenset(live)
+        return self.known[name, needed]
+
+    def sends(self, graph: Graph, node: Node, live: Live) -> tuple[bool, ...]:
+        """For each operand, whether ``node`` sends a gradient back to it."""
+        if node.op == "aten.detach.default" or not any(out in live for out in node.outputs):
+            return (False,) * len(node.operands)
+        if node.op.startswith("block:"):
+            block = self.program.blocks[node.op.removeprefix("block:")]
+            inside = self.live(block.name, self._needed(node, live))
+            return tuple(item.value in inside for item in block.inputs if item.kind == "input")
+        return tuple(graph.values[value].grad for value in node.operands)
+
+    def _needed(self, node: Node, live: Live) -> Live:
+        block = self.program.blocks[node.op.removeprefix("block:")]
+        return frozenset(index for index in self._outputs(block) if node.outputs[index] in live)
+
+    def _outputs(self, graph: Graph) -> Iterator[int]:
+        for index, out in enumerate(graph.outputs):
+            if isinstance(out, Ref) and graph.values[out.value].grad:
+                yield index
