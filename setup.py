@@ -1,5 +1,7 @@
 """Builds the extension ``fxpar._native`` where pybind11 and a C++17 compiler are there; without it numpy is used."""
 
+from glob import glob
+
 from setuptools import setup
 
 try:
@@ -10,8 +12,8 @@ else:
     # No fused multiply-add: the kernels equal their numpy reference to the last bit.
     native = Pybind11Extension(
         "fxpar._native",
-        sources=["csrc/bindings.cpp", "csrc/conversion.cpp", "csrc/eliminate.cpp"],
-        depends=["csrc/conversion.hpp", "csrc/eliminate.hpp"],
+        sources=sorted(glob("csrc/*.cpp") + glob("csrc/search/*.cpp")),
+        depends=sorted(glob("csrc/*.hpp") + glob("csrc/search/*.hpp")),
         cxx_std=17,
         extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
     )

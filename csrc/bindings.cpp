@@ -7,6 +7,7 @@
 
 #include "conversion.hpp"
 #include "eliminate.hpp"
+#include "search/bindings.hpp"
 
 namespace py = pybind11;
 
@@ -69,4 +70,5 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "Kernels of fxpar.kernels in C++.";
   module.def("conversion_costs", &conversion_costs, py::arg("arcs"), py::arg("most"), py::arg("targets"));
   module.def("eliminate", &eliminate, py::arg("sizes"), py::arg("scopes"), py::arg("tables"), py::arg("order"));
+  fxpar::search::bind(module);
 }

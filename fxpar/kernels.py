@@ -26,6 +26,13 @@ DEFAULT = "numpy" if _native is None else "native"
 MAX_TARGETS = 20
 
 
+def native() -> Any:
+    """The native module; :class:`SolverError` if it was not built."""
+    if _native is None:
+        raise SolverError("the native core was not built; install fxpar where pybind11 and a C++17 compiler are")
+    return _native
+
+
 def closure(arcs: np.ndarray) -> np.ndarray:
     """Cheapest path costs ``[S, S]`` between all pairs of ``S`` nodes (Floyd and Warshall)."""
     dist = np.array(arcs, dtype=np.float64)

@@ -53,6 +53,9 @@ void Descent::set_prices(const std::vector<double>& prices) {
   running_.assign(prices.size() + 1, 0.0);
   for (Index at = 0; at < prices.size(); ++at) running_[at + 1] = running_[at] + prices[at];
   unit_ = running_.back();
+  if (unit_ <= 0 && !program_.room.empty()) {
+    unit_ = std::max(1.0, std::abs(cost_)) / std::max<double>(1.0, static_cast<double>(program_.room[0]));
+  }
   std::fill(priced_.begin(), priced_.end(), 0.0);
   for (Index v = 0; v < program_.variables.size(); ++v) {
     for (const Held& held : program_.variables[v].held) {
@@ -205,7 +208,7 @@ bool Descent::move(Index size, double weight, double temperature) {
     if (fits) break;
     const int peak = profile_.peak();
     const auto known = std::find_if(extra.begin(), extra.end(), [&](const auto& one) { return one.first == peak; });
-    const double step = known == extra.end() ? std::max(unit_, 1e-9) * (0.1 + 0.4 * random_.unit()) : known->second;
+    const double step = known == extra.end() ? unit_ * (0.1 + 0.4 * random_.unit()) : known->second;
     if (known == extra.end()) {
       extra.push_back({peak, step});
     } else {

@@ -32,6 +32,7 @@ struct Input {
   const std::int64_t* place = nullptr;
   const Cost* edge_costs = nullptr;
   Cost limit = 0;
+  const char* allowed = nullptr;  // an entry per strategy; 0: it may not be taken. All may if there is none
 };
 
 // What a variable's choices hold over the moments [from, to).

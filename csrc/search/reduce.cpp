@@ -48,7 +48,7 @@ class Reducer {
     const auto [from, to] = moments_.span(at);
     if (from < to) node.held.push_back({from, to, {input_.usages + begin, input_.usages + end}});
     for (Index k = 0; k < node.costs.size(); ++k) {
-      if (node.costs[k] >= forbidden) kill(static_cast<int>(at), k);
+      if (node.costs[k] >= forbidden || (input_.allowed && !input_.allowed[begin + k])) kill(static_cast<int>(at), k);
     }
   }
 

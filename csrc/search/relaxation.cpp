@@ -257,4 +257,70 @@ double Relaxation::run(const std::vector<double>& costs, int sweeps, std::vector
   return bound;
 }
 
+// One more pass back leaves the program written anew as the bound plus terms that are not negative: a part of each
+// variable's sum and, for each link, what is left of its table. What every choice must take of them is its slack.
+std::vector<double> Relaxation::slack() {
+  std::vector<double> result(costs_.size(), 0.0), sum, row;
+  for (auto v = core_.rbegin(); v != core_.rend(); ++v) {
+    const auto &before = before_[Index(*v)], &after = after_[Index(*v)];
+    total(*v, sum);
+    const double least = *std::min_element(sum.begin(), sum.end());
+    for (double& cost : sum) cost = infinite(cost) ? kInfinite : cost - least;
+    const double part = 1.0 / static_cast<double>(std::max<Index>({before.size(), after.size(), 1}));
+    double* own = result.data() + tables_.first[Index(*v)];
+    for (Index k = 0; k < sum.size(); ++k) own[k] += (1.0 - part * static_cast<double>(before.size())) * sum[k];
+    for (const Adjacent& edge : before) {
+      const Index to = tables_.choices(edge.to);
+      const double base = send(edge, sum.size(), to, sum, part);
+      const auto& link = links_[Index(edge.link)];
+      const double* table = (edge.is_a ? link.forward : link.backward).data();
+      const double *in = messages_.data() + edge.in, *out = messages_.data() + edge.out;
+      double* others = result.data() + tables_.first[Index(edge.to)];
+      row.assign(to, kInfinite);
+      for (Index k = 0; k < sum.size(); ++k) {
+        double smallest = kInfinite;
+        for (Index j = 0; j < to && !infinite(sum[k]); ++j) {
+          if (infinite(out[j])) continue;
+          const double left = part * sum[k] - in[k] + table[k * to + j] - out[j] - base;
+          smallest = std::min(smallest, left);
+          row[j] = std::min(row[j], left);
+        }
+        own[k] += smallest;
+      }
+      for (Index j = 0; j < to; ++j) others[j] += row[j];
+    }
+  }
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+    const Index size = tables_.choices(step->v);
+    const Index rows = step->p < 0 ? 1 : tables_.choices(step->p), columns = step->q < 0 ? 1 : tables_.choices(step->q);
+    const double* own = costs_.data() + tables_.first[Index(step->v)];
+    const auto entries = [&](int number) {
+      const auto& link = links_[Index(number)];
+      return (link.a == step->v ? link.forward : link.backward).data();
+    };
+    std::vector<double> least(rows * columns, kInfinite);
+    const auto each = [&](auto&& with) {
+      for (Index k = 0; k < size; ++k) {
+        for (Index i = 0; i < rows; ++i) {
+          const double left = own[k] + (step->p < 0 ? 0.0 : entries(step->vp)[k * rows + i]);
+          for (Index j = 0; j < columns; ++j) {
+            with(k, i * columns + j, left + (step->q < 0 ? 0.0 : entries(step->vq)[k * columns + j]));
+          }
+        }
+      }
+    };
+    each([&](Index, Index entry, double cost) { least[entry] = std::min(least[entry], cost); });
+    double* out = result.data() + tables_.first[Index(step->v)];
+    std::fill(out, out + size, kInfinite);
+    const double* of_p = step->p < 0 ? nullptr : result.data() + tables_.first[Index(step->p)];
+    const double* of_q = step->q < 0 ? nullptr : result.data() + tables_.first[Index(step->q)];
+    each([&](Index k, Index entry, double cost) {
+      if (infinite(cost)) return;
+      const double rest = std::max(of_p ? of_p[entry / columns] : 0.0, of_q ? of_q[entry % columns] : 0.0);
+      out[k] = std::min(out[k], cost - least[entry] + rest);
+    });
+  }
+  return result;
+}
+
 }  // namespace fxpar::search

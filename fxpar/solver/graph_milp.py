@@ -1,0 +1,158 @@
+"""The integer program of a reduced strategy graph: one-hot choices, tight edges, memory rows only where they bind.
+
+In: the reduced graph as the native core exports it. Out: choices, and a proven bound. ``docs/milp.md`` has the formulas
+of the one-hot edges. Memory rows are added when a solution breaks them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pulp
+
+from fxpar.solver.milp import LARGEST, _solver
+
+#: Memory rows added at once, those broken most; and rounds of that.
+ROWS_AT_ONCE = 20
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """The reduced graph: per variable ``costs`` and held parts ``(from, to, usages)``, edges ``(a, b, matrix)``.
+
+    ``room[t]`` is what may be held at moment ``t``; ``prices[t]`` is what the relaxation pays for it.
+    """
+
+    costs: tuple[np.ndarray, ...]
+    held: tuple[tuple[tuple[int, int, np.ndarray], ...], ...]
+    edges: tuple[tuple[int, int, np.ndarray], ...]
+    room: np.ndarray
+    prices: np.ndarray
+    constant: int
+
+    @classmethod
+    def of(cls, exported: tuple[Any, ...]) -> Remainder:
+        """From what the native core exports."""
+        variables, edges, room, prices, constant = exported
+        costs = tuple(np.array(costs, dtype=np.int64) for costs, _ in variables)
+        held = tuple(tuple((a, b, np.array(usage, dtype=np.int64)) for a, b, usage in parts) for _, parts in variables)
+        tables = tuple(
+            (a, b, np.array(matrix, dtype=np.int64).reshape(len(costs[a]), len(costs[b]))) for a, b, matrix in edges
+        )
+        return cls(costs, held, tables, np.array(room, dtype=np.int64), np.array(prices), constant)
+
+    def excess(self, choice: list[int]) -> np.ndarray:
+        """What a choice holds at every moment beyond the room."""
+        change = np.zeros(len(self.room) + 1, dtype=np.int64)
+        for parts, pick in zip(self.held, choice, strict=True):
+            for start, end, usage in parts:
+                change[start] += usage[pick]
+                change[end] -= usage[pick]
+        return np.cumsum(change)[:-1] - self.room
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The best choice found, if any, and a lower bound of the cost of every choice; infinite if there is none."""
+
+    choice: list[int] | None
+    bound: float
+
+
+@dataclass
+class _Model:
+    lp: pulp.LpProblem
+    unit: float
+    objective: list[tuple[pulp.LpVariable, float]] = field(default_factory=list)
+    choices: list[list[pulp.LpVariable | None]] = field(default_factory=list)
+    names: int = 0
+
+    def column(self, cost: int, *, integer: bool) -> pulp.LpVariable:
+        kind = pulp.LpInteger if integer else pulp.LpContinuous
+        column = self.lp.add_variable(f"v{self.names}", 0, 1 if integer else None, kind)
+        self.names += 1
+        if cost:
+            self.objective.append((column, cost / self.unit))
+        return column
+
+    def row(self, terms: list[tuple[pulp.LpVariable, float]], sense: int, right: float) -> None:
+        self.names += 1
+        self.lp.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, f"c{self.names}", right))
+
+
+def prove(graph: Remainder, most: float, time_limit_seconds: float) -> Proof:
+    """The cheapest choice that costs at most ``most``, or as much of a bound as there is time for.
+
+    Raises :class:`fxpar.errors.SolverError` if there is no solver.
+    """
+    start = time.perf_counter()
+    model = _build(graph, most)
+    priced = np.flatnonzero(graph.prices > 0)
+    _memory_rows(model, graph, priced[np.argsort(-graph.prices[priced], kind="stable")][:ROWS_AT_ONCE])
+    bound = 0.0
+    while True:
+        left = time_limit_seconds - (time.perf_counter() - start)
+        if left <= 0:
+            return Proof(None, bound)
+        name, solver = _solver(left)
+        model.lp.solve(solver)
+        if model.lp.status == pulp.LpStatusInfeasible:
+            return Proof(None, float("inf"))
+        if name == "HiGHS":
+            bound = max(bound, model.lp.solverModel.getInfo().mip_dual_bound * model.unit + graph.constant)
+        values = [[column.value() or 0.0 if column is not None else 0.0 for column in row] for row in model.choices]
+        if any(max(row) < 0.5 for row in values):
+            return Proof(None, bound)
+        choice = [int(np.argmax(row)) for row in values]
+        excess = graph.excess(choice)
+        broken = np.flatnonzero(excess > 0)
+        if not len(broken):
+            proven = model.lp.sol_status == pulp.LpSolutionOptimal
+            return Proof(
+                choice, max(bound, pulp.value(model.lp.objective) * model.unit + graph.constant) if proven else bound
+            )
+        if model.lp.sol_status != pulp.LpSolutionOptimal:
+            return Proof(None, bound)
+        _memory_rows(model, graph, broken[np.argsort(-excess[broken], kind="stable")][:ROWS_AT_ONCE])
+
+
+def _build(graph: Remainder, most: float) -> _Model:
+    model = _Model(pulp.LpProblem("fxpar", pulp.LpMinimize), max(most, 1.0) / LARGEST)
+    spare = most - graph.constant
+    for costs in graph.costs:
+        one_hot = [model.column(int(cost), integer=True) if cost <= spare else None for cost in costs]
+        model.choices.append(one_hot)
+        model.row([(column, 1.0) for column in one_hot if column is not None], pulp.LpConstraintEQ, 1)
+    for a, b, matrix in graph.edges:
+        sums = [[(column, -1.0)] if column is not None else [] for column in model.choices[a]]
+        sums_b = [[(column, -1.0)] if column is not None else [] for column in model.choices[b]]
+        for i, k in np.argwhere(matrix <= spare):
+            if model.choices[a][i] is None or model.choices[b][k] is None:
+                continue
+            column = model.column(int(matrix[i, k]), integer=False)
+            sums[i].append((column, 1.0))
+            sums_b[k].append((column, 1.0))
+        for terms in sums + sums_b:
+            if terms:
+                model.row(terms, pulp.LpConstraintEQ, 0)
+    model.lp.setObjective(pulp.LpAffineExpression(model.objective))
+    return model
+
+
+def _memory_rows(model: _Model, graph: Remainder, moments: np.ndarray) -> None:
+    """The limit at some moments, in units of the room."""
+    for moment in moments.tolist():
+        terms: list[tuple[pulp.LpVariable, float]] = []
+        unit = max(int(graph.room[moment]), 1)
+        for one_hot, parts in zip(model.choices, graph.held, strict=True):
+            for start, end, usage in parts:
+                if start <= moment < end:
+                    terms += [
+                        (column, int(held) / unit)
+                        for column, held in zip(one_hot, usage, strict=True)
+                        if column is not None and held
+                    ]
+        model.row(terms, pulp.LpConstraintLE, int(graph.room[moment]) / unit)
