@@ -227,7 +227,8 @@ class Session:
         if info.writes:
             return writes.write(self, func, info, args, kwargs, fake_args, fake_kwargs, numbers, concrete)
         try:
-            out = func(*fake_args, **fake_kwargs)
+            with self.pause():  # an operation may be implemented by a custom Function: that is its own affair
+                out = func(*fake_args, **fake_kwargs)
         except recorder.DATA_DEPENDENT as error:
             if not concrete:
                 self.data_dependent(f"{info.name} is called", error)
