@@ -29,7 +29,7 @@ SIZES = ("nodes", "nodes_folded", "unique_blocks", "variables", "constraints")
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure planning time.")
     parser.add_argument("--models", nargs="*", default=list(zoo.NAMES), help="for the table of stages (default: all)")
-    parser.add_argument("--repeats", type=int, default=5, help="plans per model (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=9, help="plans per model (default: %(default)s)")
     args = parser.parse_args()
     against_export(args.repeats)
     against_depth(args.repeats)
