@@ -6,11 +6,12 @@ In: a model, before it is changed. Out: the same modules with parameters and buf
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from fxpar.runtime.precision import cast_dtypes, dtype_of
 
 
 def skeleton(model: nn.Module) -> nn.Module:
@@ -29,30 +30,48 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 
 def follow(bare: nn.Module, model: nn.Module) -> nn.Module:
-    """Give the skeleton the train/eval modes and ``requires_grad`` flags that ``model`` has now; return it.
+    """Give the skeleton the train/eval modes, ``requires_grad`` flags and dtypes that ``model`` has now; return it.
 
     Modules and parameters that were put around or into ``model`` since are not followed.
     """
     modules = dict(model.named_modules())
-    for name, module in bare.named_modules():
-        if name in modules:
-            module.training = modules[name].training
-    parameters = dict(model.named_parameters())
-    for name, parameter in bare.named_parameters():
-        if name in parameters:
-            parameter.requires_grad_(parameters[name].requires_grad)
+    casts = cast_dtypes(modules.values())
+    for path, module in bare.named_modules():
+        now = modules.get(path)
+        if now is None:
+            continue
+        module.training = now.training
+        for name, parameter in module._parameters.items():
+            current = now._parameters.get(name)
+            if parameter is not None and current is not None:
+                parameter.requires_grad_(current.requires_grad)
+                _cast(parameter, dtype_of(now, name, current, casts))
+        for name, buffer in module._buffers.items():
+            current_buffer = now._buffers.get(name)
+            if buffer is not None and current_buffer is not None:
+                _cast(buffer, current_buffer.dtype)
     return bare
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        tensor.data = torch.empty_like(tensor, dtype=dtype)
 
 
 def mode_key(modules: list[nn.Module]) -> tuple[Any, ...]:
     """What a captured program depends on beside its inputs: modes, autocast, parameters' gradient flags and dtypes."""
-    parameters = itertools.chain.from_iterable(module._parameters.values() for module in modules)
     casts = tuple(
         (kind, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None) for kind in ("cpu", "cuda")
     )
+    dtypes = cast_dtypes(modules)
     return (
         torch.is_grad_enabled(),
         casts,
         tuple(module.training for module in modules),
-        tuple((p.requires_grad, p.dtype) for p in parameters if p is not None),
+        tuple(
+            (parameter.requires_grad, dtype_of(module, name, parameter, dtypes))
+            for module in modules
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ),
     )

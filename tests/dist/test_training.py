@@ -350,3 +350,24 @@ def whole_values() -> bool:
 
 def test_parameters_and_gradients_are_dtensors_on_the_given_mesh() -> None:
     assert all(run_ranks(2, whole_values))
+
+
+def another_dtype() -> bool:
+    """``model.double()`` after parallelizing: the numbers of a model that was always float64."""
+    wanted, model = stack().float(), stack().float()
+    parallel(model, rows().float())
+    assert_close(model(rows().float()), wanted(rows().float()), 1e-6)
+    for m in (model, wanted):
+        m.double()
+        m(rows()).square().mean().backward()
+    assert_same_gradients(model, wanted, TOLERANCE)
+    for m in (model, wanted):
+        m.bfloat16()
+    out = model(rows().bfloat16())
+    assert out.dtype == torch.bfloat16
+    assert_close(out, wanted(rows().bfloat16()), 3e-2)
+    return True
+
+
+def test_a_change_of_dtype() -> None:
+    assert all(run_ranks(2, another_dtype))
