@@ -157,4 +157,40 @@ def llama_odd_heads() -> Built:
     return llama(heads=6, kv_heads=2, vocabulary=53)
 
 
-ODD: dict[str, Callable[[], Built]] = {"llama_odd_heads": llama_odd_heads}
+class Gate(nn.Module):
+    """A block in which gradients stop: at an input, at one of two results of an operation, and at a parameter."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer, self.gate, self.watch = (nn.Linear(width, width) for _ in range(3))
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x)
+        variance, mean = torch.var_mean(h, 1, keepdim=True)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(self.watch(h).mean((0, 1)), alpha=0.1)
+        return x + (h - mean) * variance.detach() * self.gate(y.detach()).sigmoid() + self.mean
+
+
+class Gates(nn.Module):
+    """Blocks whose results are read with and without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Gate(16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = self.blocks[0](x, x.sin())
+        second = self.blocks[1](first, first)
+        third = self.blocks[2](second, first).detach()
+        return second * third, first.softmax(-1)
+
+
+def gates() -> Built:
+    torch.manual_seed(7)
+    x = torch.randn(BATCH, LENGTH, 16, dtype=torch.float64, requires_grad=True)
+    return _ready(Gates()), (x,), {}
+
+
+ODD: dict[str, Callable[[], Built]] = {"llama_odd_heads": llama_odd_heads, "gates": gates}
