@@ -165,17 +165,18 @@ def difference(ran: list[Collective], plan: Plan) -> dict[Collective, int]:
 
 
 def ten_steps(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
-    """The losses of ten AdamW steps with gradient clipping."""
+    """The losses of ten AdamW steps with gradient clipping, and the norms that were clipped."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
+    losses, norms = [], []
     for _ in range(10):
         loss = sum(out.square().mean() for _, out in named_tensors(model(*args, **kwargs)) if out.requires_grad)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        norms.append(norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item())
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses
+    return losses + norms
 
 
 @pytest.mark.parametrize("degree", DEGREES)
@@ -191,7 +192,8 @@ def test_parity(name: str, degree: int) -> None:
             assert not mine.unplanned, f"{at}: ran beyond the plan: {mine.unplanned}"
             if mine.losses is not None:
                 assert mine.losses[0] == pytest.approx(mine.losses[1], rel=1e-7), at
-                assert mine.losses[1][-1] < mine.losses[1][0]
+                assert mine.losses[1][9] < mine.losses[1][0]
+                assert min(mine.losses[1][10:]) > 0.1, "nothing was clipped"
 
 
 @pytest.mark.parametrize("degree", DEGREES)

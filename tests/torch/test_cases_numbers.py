@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fxpar.assemble import assemble, random_choice
 from fxpar.plans import Plan
-from tests.cases import Of, check
+from tests.cases import Case, Of, check
+from tests.simulated import Simulation, cotangents
 
 BATCH, LENGTH, WIDTH = 4, 8, 16
 
@@ -139,3 +141,45 @@ def test_frozen_parameters() -> None:
     model.c.weight.requires_grad_(False)
     check(model, x(), seeds=30)
     check(model, x().detach(), seeds=30)
+
+
+def test_dropout_is_one_mask_seen_by_all_ranks_and_shards_draw_their_own() -> None:
+    """Under any plan the result is the input times one mask, everywhere the same, and so is the gradient."""
+    case = Case(Of(lambda m, x: F.dropout(x * 1.0, 0.5)), (x(8, 8),))
+    priced = case.priced(2)
+    (whole,) = case.tensors.values()
+    place = next(index for index, node in enumerate(case.program.top.nodes) if "dropout" in node.op)
+    chosen = set()
+    for seed in range(30):
+        plan = assemble(priced, random_choice(priced.space, seed))
+        chosen.add(plan.graphs["top"].nodes[place].name)
+        torch.manual_seed(seed)
+        first, second = Simulation(case.program, plan).run(case.tensors)
+        (out,), (gradient,) = first.outputs, first.gradients.values()
+        assert torch.equal(out, second.outputs[0])
+        mask = out != 0
+        assert 16 <= int(mask.sum()) <= 48
+        torch.testing.assert_close(out, torch.where(mask, 2 * whole, 0.0))
+        cotangent = cotangents(case.program.top, [out], 0)[0]
+        torch.testing.assert_close(gradient, torch.where(mask, 2 * cotangent, 0.0))
+        assert not torch.equal(mask[:4], mask[4:]) and not torch.equal(mask[:, :4], mask[:, 4:])
+    assert {name.partition(":")[0] for name in chosen} >= {"whole", "split"}
+
+
+def test_attention_dropout_gives_gradients_of_what_was_computed() -> None:
+    """The mask is not known: the output is linear in the values, so it is their gradient's product with them."""
+
+    def forward(m: Any, q: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, v, dropout_p=0.3)
+
+    case = Case(Of(forward), (x(4, 4, 8, 8).detach(), x(4, 4, 8, 8)))
+    priced = case.priced(2)
+    key = ("input", "args[1]")
+    for seed in range(12):
+        plan = assemble(priced, random_choice(priced.space, seed))
+        torch.manual_seed(seed)
+        first, second = Simulation(case.program, plan).run(case.tensors)
+        out = first.outputs[0].detach()
+        assert torch.equal(out, second.outputs[0])
+        through = (first.gradients[key] * case.tensors[key].detach()).sum()
+        torch.testing.assert_close(through, (out * cotangents(case.program.top, [out], 0)[0]).sum())
