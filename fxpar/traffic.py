@@ -25,17 +25,17 @@ def collectives(program: Program, mesh: Mesh, plans: Mapping[str, GraphPlan]) ->
         return ()
     found: Counter[tuple[str, str, str, str, int]] = Counter()
     flows = _Gradients(program)
-    for name, live, modules in flows.passages():
-        for phase, kind, bytes_ in _steps(flows, program.graphs()[name], plans[name], live):
+    for name, needed, modules in flows.passages():
+        for phase, kind, bytes_ in _steps(flows, program.graphs()[name], plans[name], needed):
             size = round(wire_bytes(kind, bytes_, degree))
             for module, count in modules.items():
                 found[module, phase, kind, axis, size] += count
     return tuple(Collective(*item, count) for item, count in sorted(found.items()))
 
 
-def _steps(flows: _Gradients, graph: Graph, plan: GraphPlan, live: Live) -> Iterator[tuple[str, str, int]]:
-    """Phase, kind and bytes of each collective in one passage of ``graph``, in which ``live`` values get gradients."""
-    returning = _read_with_gradient(flows, graph, plan, live)
+def _steps(flows: _Gradients, graph: Graph, plan: GraphPlan, needed: Live) -> Iterator[tuple[str, str, int]]:
+    """Phase, kind and bytes of each collective in one passage of ``graph``, whose outputs ``needed`` get gradients."""
+    returning = _read_with_gradient(flows, graph, plan, needed)
     for value, arcs in plan.trees.items():
         size = graph.values[value].bytes
         for src, dst in arcs:
@@ -46,15 +46,16 @@ def _steps(flows: _Gradients, graph: Graph, plan: GraphPlan, live: Live) -> Iter
                 yield "backward", step.backward, size
 
 
-def _read_with_gradient(flows: _Gradients, graph: Graph, plan: GraphPlan, live: Live) -> dict[int, set[Layout]]:
+def _read_with_gradient(flows: _Gradients, graph: Graph, plan: GraphPlan, needed: Live) -> dict[int, set[Layout]]:
     """By value, the layouts in which something reads it that sends a gradient back."""
     found: dict[int, set[Layout]] = {}
+    live = flows.live("top" if graph is flows.program.top else graph.name, needed)
     for node, chosen in zip(graph.nodes, plan.nodes, strict=True):
         for value, layout, sends in zip(node.operands, chosen.inputs, flows.sends(graph, node, live), strict=True):
             if sends:
                 found.setdefault(value, set()).add(layout)
-    for out, final in zip(graph.outputs, plan.outputs, strict=True):
-        if isinstance(out, Ref) and final is not None and out.value in live:
+    for index, (out, final) in enumerate(zip(graph.outputs, plan.outputs, strict=True)):
+        if isinstance(out, Ref) and final is not None and index in needed:
             found.setdefault(out.value, set()).add(final)
     return found
 
@@ -71,17 +72,18 @@ class _Gradients:
         self.known: dict[tuple[str, Live], Live] = {}
 
     def passages(self) -> Iterator[tuple[str, Live, Counter[str]]]:
-        """Each graph and the values that get gradients in it, with the modules that it runs in like that."""
+        """Each graph and which of its outputs get gradients, with the modules that it runs in like that."""
         top = self.program.top
-        live = self.live("top", frozenset(self._outputs(top)))
-        yield "top", live, Counter([""])
+        wanted = frozenset(self._outputs(top))
+        yield "top", wanted, Counter([""])
+        live = self.live("top", wanted)
         inside: dict[tuple[str, Live], Counter[str]] = {}
         for node in top.nodes:
             if node.op.startswith("block:"):
                 block = node.op.removeprefix("block:")
                 inside.setdefault((block, self._needed(node, live)), Counter())[node.module] += 1
         for (block, needed), modules in inside.items():
-            yield block, self.live(block, needed), modules
+            yield block, needed, modules
 
     def live(self, name: str, needed: Live) -> Live:
         """The values of graph ``name`` that get a gradient when the outputs number ``needed`` get one."""
