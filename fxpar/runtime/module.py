@@ -93,6 +93,16 @@ class _Root(_Part):
         made.variants = self.variants.copy()
         return made
 
+    def check_modules(self) -> None:
+        """Raise :class:`CallError` if a module whose operations are in a graph is not in its place any more."""
+        for path, module in self.modules.items():
+            parent, _, name = path.rpartition(".")
+            if path and self.modules[parent]._modules.get(name) is not module and _is_inlined(module):
+                raise CallError(
+                    f"{path!r} was replaced or removed, but its operations are part of a parallel graph, which would "
+                    "go on with the old ones; change the model before parallelizing it"
+                )
+
     def remember(self, key: Any, variant: Variant) -> None:
         self.variants[key] = variant
         self.captures += 1
@@ -115,6 +125,11 @@ class _Root(_Part):
                     _make_block(self.modules[path], path)
         self.variants.move_to_end(key)
         return found
+
+
+def _is_inlined(module: nn.Module) -> bool:
+    """Whether ``module`` is never called: neither a block nor a mere container, such as a ModuleList."""
+    return "_fxpar_part" not in module.__dict__ and type(module).forward is not nn.Module.forward
 
 
 class _Call:
@@ -237,6 +252,7 @@ def _runs_again(block: nn.Module, how: str | None) -> bool:
 def _prepare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Tensor]]:
     """The variant that serves this call, and the call's tensors. It may plan and capture: nothing to compile."""
     root: _Root = model.__dict__["_fxpar_root"]
+    root.check_modules()
     tensors, _, call = flatten_call(args, kwargs)
     for tensor in tensors:
         if isinstance(tensor, DTensor):
