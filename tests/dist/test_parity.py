@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ def per_rank(name: str, plans: dict[str, Plan], dtype: torch.dtype = torch.float
     torch.set_default_dtype(dtype)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     model, args, kwargs = built(name, dtype)
+    gc.freeze()  # applying a plan looks through all objects for optimizers: not through those of the libraries
     bare = skeleton(model)
     with lifted(dtype):
         captured = capture(model, args, kwargs)
