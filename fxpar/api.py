@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -19,13 +21,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.binding import bind, kept_whole, place_of
 from fxpar.capture import Captured, capture
-from fxpar.cluster import Cluster
+from fxpar.cluster import Cluster, presets
 from fxpar.errors import LayoutError, PlanError
 from fxpar.inputs import derive_inputs
 from fxpar.layout import Mesh
 from fxpar.plans import Plan
 from fxpar.rewrite import Place
-from fxpar.runtime.agree import all_agree, all_succeed, broadcast_from_first
+from fxpar.runtime.agree import all_agree, all_succeed, broadcast_from_first, meet
 from fxpar.runtime.bodies import Variant
 from fxpar.runtime.module import apply, call_key
 from fxpar.runtime.shards import check_parameters
@@ -109,11 +111,13 @@ def parallelize(
     captured, key, bare = all_succeed(read, group, "capturing the model")
     all_agree(captured.program.digest(), group, "the captured model")
 
-    def decide() -> tuple[str, int]:
+    prices = cluster_for(cluster, mesh, plan)
+
+    def decide() -> tuple[str, int, str]:
         found = plan or search(
             captured.program,
             axes,
-            cluster_for(cluster, mesh),
+            prices,
             parameters=constraints,
             strict=strict,
             time_limit_seconds=time_limit_seconds,
@@ -122,9 +126,9 @@ def parallelize(
         )
         for note in captured.notes:
             warnings.warn(note, stacklevel=4)
-        return found.to_json(), torch.initial_seed()
+        return found.to_json(), torch.initial_seed(), uuid4().hex
 
-    text, seed = broadcast_from_first(decide, group, "planning")
+    text, seed, name = broadcast_from_first(decide, group, "planning")
     chosen = Plan.from_json(text)
     place = place_of(mesh, axes)
 
@@ -137,8 +141,11 @@ def parallelize(
     variant = all_succeed(ready, group, "rewriting the model")
     all_agree(chosen.digest, group, "the plan")
 
+    meetings = count()
+
     def recapture(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
-        return another_variant(follow(bare, root), args, kwargs, whole, chosen, place, group)
+        meet(group, f"{name}/{next(meetings)}", "calling the model in a new way (other shapes, dtypes or modes)")
+        return another_variant(follow(bare, root), args, kwargs, whole, chosen, prices, place, group)
 
     apply(
         model,
@@ -160,6 +167,7 @@ def another_variant(
     kwargs: dict[str, Any],
     whole: Sequence[str],
     first: Plan,
+    prices: Cluster,
     place: Place,
     group: ProcessGroup,
 ) -> Variant:
@@ -170,7 +178,7 @@ def another_variant(
 
     def decide() -> str:
         held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}
-        return search(captured.program, first.mesh, Cluster.load(first.cluster), parameters=held).to_json()
+        return search(captured.program, first.mesh, prices, parameters=held).to_json()
 
     text = broadcast_from_first(decide, group, f"planning for {what}")
     return all_succeed(lambda: bind(captured, Plan.from_json(text), place, bare), group, f"rewriting for {what}")
@@ -232,8 +240,12 @@ def as_mesh(mesh: DeviceMesh | Mesh | Mapping[str, int]) -> Mesh:
     return found
 
 
-def cluster_for(cluster: str | Path | Cluster | None, mesh: DeviceMesh | Mesh | Mapping[str, int]) -> Cluster:
-    """The cluster asked for, or the preset for the mesh's device type."""
+def cluster_for(
+    cluster: str | Path | Cluster | None, mesh: DeviceMesh | Mesh | Mapping[str, int], plan: Plan | None = None
+) -> Cluster:
+    """The cluster asked for, or the preset that a given plan names, or the preset for the mesh's device type."""
+    if cluster is None and plan is not None and plan.cluster in presets():
+        cluster = plan.cluster
     if cluster is None:
         cluster = "h100" if isinstance(mesh, DeviceMesh) and mesh.device_type == "cuda" else "cpu-gloo"
     return Cluster.load(cluster)

@@ -55,7 +55,7 @@ def assemble(
         status=status,
         whole_seconds=priced.seconds(whole_choice(space)),
         split_seconds=_split_seconds(space, strategies, objective, marginals),
-        parameter_bytes=sum(meta.bytes for _, meta, _ in _parameter_slots(space)),
+        parameter_bytes=sum(meta.bytes for _, meta, _ in _parameter_slots(space)) + sum(space.program.unused.values()),
         unsplit=tuple(_unsplit(space, picked, marginals)),
         unruled_ops=space.unruled,
         choices=tuple(_choices(priced, picked, marginals)),
@@ -146,8 +146,8 @@ def _plain(layout: Layout, meta: Value) -> Layout:
     return layout if meta.grad else tuple(without_gradient(state) for state in layout)
 
 
-def _parameter_slots(space: Space) -> Iterator[tuple[str, Value, int | None]]:
-    """Every parameter: its name, its value, its slot (``None`` if no graph reads it)."""
+def _parameter_slots(space: Space) -> Iterator[tuple[str, Value, int]]:
+    """Every parameter that a graph reads: its name, its value, its slot."""
     graphs = space.program.graphs()
     for name, number in space.parameter_slots.items():
         slot = space.slots[number]
@@ -162,8 +162,10 @@ def _parameters(space: Space, strategies: list[Strategy]) -> dict[str, Layout]:
 
 def _unsplit(space: Space, picked: Sequence[int], marginals: Sequence[np.ndarray] | None) -> Iterator[Unsplit]:
     axis, degree = space.mesh.axes[0]
+    for name, size in space.program.unused.items():
+        yield Unsplit(name, size, "the forward does not use it")
     for name, meta, number in _parameter_slots(space):
-        if number is None or _is_split(space.slots[number], picked[number]):
+        if _is_split(space.slots[number], picked[number]):
             continue
         choices = space.slots[number].strategies
         split = [item for item in range(len(choices)) if _is_split(space.slots[number], item)]

@@ -63,12 +63,12 @@ class Cluster:
         """
         if isinstance(source, Cluster):
             return source
-        presets = _tables(PRESETS)
-        if isinstance(source, str) and source in presets:
-            return _cluster(source, presets[source], f"preset {source!r}")
+        known = _tables(PRESETS)
+        if isinstance(source, str) and source in known:
+            return _cluster(source, known[source], f"preset {source!r}")
         path = Path(source)
         if path.suffix != ".toml" and not path.is_file():
-            names = sorted(presets)
+            names = sorted(known)
             near = get_close_matches(str(source), names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ClusterError(
@@ -107,6 +107,15 @@ class Cluster:
     def axis_links(self, mesh: Mesh) -> tuple[Link, ...]:
         """The link of each mesh axis; neighbours on the innermost (last) axis are neighbouring devices."""
         return tuple(self.link(degree, math.prod(mesh.degrees[at + 1 :])) for at, degree in enumerate(mesh.degrees))
+
+
+def presets() -> tuple[str, ...]:
+    """The names that :meth:`Cluster.load` knows.
+
+    >>> presets()
+    ('h100', 'a100', 'cpu-gloo', 'toy')
+    """
+    return tuple(_tables(PRESETS))
 
 
 def _tables(path: Path) -> dict[str, dict[str, Any]]:

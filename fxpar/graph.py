@@ -211,13 +211,13 @@ class Program:
 
     A block call's ``args`` are the block's ``"input"`` inputs in order, its parameters and buffers are those of the
     module at ``node.module``. ``aliases`` maps every further name of a tied parameter or buffer to its first name.
-    ``unused`` are parameters that no graph reads.
+    ``unused`` has the bytes of each parameter that no graph reads.
     """
 
     top: Graph
     blocks: dict[str, Graph] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
+    unused: dict[str, int] = field(default_factory=dict)
 
     def verify(self) -> Program:
         """Check every graph, and that block calls fit their blocks; return self."""

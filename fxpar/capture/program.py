@@ -186,15 +186,18 @@ def _assemble(session: Session, units: Units, top: Graph, in_spec: trees.Spec, o
     )
 
 
-def _unused(session: Session, program: Program) -> tuple[str, ...]:
-    """The parameters that no graph reads."""
+def _unused(session: Session, program: Program) -> dict[str, int]:
+    """The parameters that no graph reads, and their bytes."""
     used = {item.name for item in program.top.inputs if item.kind == "parameter"}
     for name, block in program.blocks.items():
         held = [item.name for item in block.inputs if item.kind == "parameter"]
         used.update(program.name_of(path, item) for path in set(program.instances(name)) for item in held)
-    names = session.structure.names
-    parameters = [names[id(tensor)] for tensor in session.structure.tensors]
-    return tuple(all_names[0] for kind, all_names in parameters if kind == "parameter" and all_names[0] not in used)
+    known = [(session.structure.names[id(tensor)], tensor) for tensor in session.structure.tensors]
+    return {
+        names[0]: tensor.numel() * tensor.element_size()
+        for (kind, names), tensor in known
+        if kind == "parameter" and names[0] not in used
+    }
 
 
 def _renamed(node: Node, name: str) -> Node:

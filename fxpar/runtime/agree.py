@@ -7,14 +7,42 @@ one that has failed, because the news travels in the very exchange that the othe
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from fxpar import errors
 from fxpar.errors import FxparError, RankError
 
 T = TypeVar("T")
+
+#: How long a rank waits for the others to come to a meeting that none was told of.
+PATIENCE_SECONDS = 60.0
+
+
+def meet(group: dist.ProcessGroup, key: str, what: str, seconds: float | None = None) -> None:
+    """Wait until all ranks of ``group`` do ``what``; raise :class:`RankError` if some are elsewhere.
+
+    For what every rank should decide by itself: one that runs a collective instead would wait for this one for ever.
+    It is told through the store of the default process group, under a ``key`` that is used once. ``seconds`` is
+    :data:`PATIENCE_SECONDS` if left out.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) == 1:
+        return
+    store, keys = _get_default_store(), {rank: f"fxpar/{key}/{rank}" for rank in ranks}
+    store.set(keys[dist.get_rank()], what)
+    patience = PATIENCE_SECONDS if seconds is None else seconds
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=patience))
+    except RuntimeError:
+        missing = [rank for rank in ranks if not store.check([keys[rank]])]
+        raise RankError(
+            f"rank {dist.get_rank()} is {what}, and after {patience:.0f} s rank {', '.join(map(str, missing))} is not; "
+            "call the model with inputs of equal shapes, and in the same mode, on all ranks of the mesh"
+        ) from None
 
 
 def broadcast_from_first(compute: Callable[[], T], group: dist.ProcessGroup, what: str) -> T:

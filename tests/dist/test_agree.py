@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
 import torch.distributed as dist
 from harness import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
 
+import fxpar
 from fxpar.errors import InfeasibleError, RankError
-from fxpar.runtime.agree import all_agree, all_succeed, broadcast_from_first
+from fxpar.runtime import agree
+from fxpar.runtime.agree import all_agree, all_succeed, broadcast_from_first, meet
 from fxpar.runtime.random import SharedStream, split_stream
 
 
@@ -88,3 +92,43 @@ def test_common_numbers_agree_own_numbers_differ_and_the_users_stream_is_untouch
     (common, own, mine, wanted), (common1, own1, mine1, wanted1) = run_ranks(2, draws)
     assert common == common1 and len(set(own + own1)) == 6 and not set(own) & set(common)
     assert (mine, mine1) == (wanted, wanted1)
+
+
+def late() -> list[tuple[str, str]]:
+    """Rank 1 comes to two meetings, rank 0 only to the second, before it to a collective that needs rank 1."""
+    group, key = dist.group.WORLD, f"late {os.getppid()}"
+    if dist.get_rank() == 1:
+        found = [outcome(lambda: meet(group, f"{key}/0", "calling with another shape", seconds=1.0))]
+    else:
+        found = []
+    dist.all_reduce(torch.ones(1))
+    return [*found, outcome(lambda: meet(group, f"{key}/1", "calling with another shape", seconds=30.0))]
+
+
+def test_a_rank_that_comes_alone_says_who_is_missing() -> None:
+    first, second = run_ranks(2, late)
+    assert first == [("result", "None")]
+    kind, message = second[0]
+    assert kind == "RankError"
+    assert "rank 1 is calling with another shape, and after 1 s rank 0 is not" in message
+    assert second[1:] == [("result", "None")]
+
+
+def shapes_differ() -> tuple[str, str]:
+    """Rank 1 calls with another batch than rank 0: it must not wait for ever."""
+    agree.PATIENCE_SECONDS = 2.0
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+        fxpar.parallelize(model, mesh, example_args=(torch.zeros(4, 8),), cluster="toy")
+        if dist.get_rank() == 0:
+            return "result", "not called: it would wait for rank 1 until that rank ends"
+        return outcome(lambda: model(torch.zeros(6, 8)))
+    finally:
+        agree.PATIENCE_SECONDS = 60.0
+
+
+def test_other_shapes_on_one_rank_alone_are_an_error_there() -> None:
+    _, (kind, message) = run_ranks(2, shapes_differ)
+    assert kind == "RankError"
+    assert "inputs of equal shapes" in message

@@ -103,7 +103,7 @@ def program(rows: int = ROWS) -> Program:
     seen = t.node("aten.detach.default", h, shape=(rows, WIDTH), grad=False)
     head = t.node("aten.linear.default", h, w, shape=(rows, OUT), module="head")
     top = t.graph(head, h, updates=(("seen", seen.value),) if rows == ROWS else ())
-    return Program(top, {"block": block}, {"head.weight": "inp.weight"}, ("unused",)).verify()
+    return Program(top, {"block": block}, {"head.weight": "inp.weight"}, {"unused": 12}).verify()
 
 
 def plan_for(found: Program, mesh: Mesh, seed: int | None) -> Plan:
