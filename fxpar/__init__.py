@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fxpar.layout import Mesh
     from fxpar.plans import Plan
     from fxpar.runtime.module import applied_plan
+    from fxpar.solver.engine import solve
+    from fxpar.solver.strategy_graph import StrategyGraph, read_graph
     from fxpar.verification import verify
 
 __version__ = "0.1.0"
@@ -27,10 +29,26 @@ _HOME = {
     "parallelize": "fxpar.api",
     "applied_plan": "fxpar.runtime.module",
     "plan": "fxpar.api",
+    "read_graph": "fxpar.solver.strategy_graph",
+    "solve": "fxpar.solver.engine",
+    "StrategyGraph": "fxpar.solver.strategy_graph",
     "verify": "fxpar.verification",
 }
 
-__all__ = ["Cluster", "FxparError", "Mesh", "Plan", "__version__", "applied_plan", "parallelize", "plan", "verify"]
+__all__ = [
+    "Cluster",
+    "FxparError",
+    "Mesh",
+    "Plan",
+    "StrategyGraph",
+    "__version__",
+    "applied_plan",
+    "parallelize",
+    "plan",
+    "read_graph",
+    "solve",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

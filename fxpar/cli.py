@@ -1,4 +1,4 @@
-"""The ``fxpar`` command: ``fxpar plan | verify | demo``.
+"""The ``fxpar`` command: ``fxpar plan | verify | solve | demo``.
 
 In: the command line. Out: an exit status: 0 done, 1 a comparison failed, 2 a mistake in what was asked (its message on
 standard error). What the commands do is in :mod:`fxpar.commands`.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import fxpar
-from fxpar.commands import checking, demonstration, planning
+from fxpar.commands import checking, demonstration, planning, solving
 from fxpar.errors import FxparError
 
 
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action=_Version, nargs=0, help="show the version and the core in use")
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (planning, checking, demonstration):
+    for command in (planning, checking, solving, demonstration):
         command.add(commands)
     return root
 

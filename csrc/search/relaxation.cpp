@@ -73,7 +73,7 @@ void Relaxation::plan(Index largest) {
   std::vector<Index> rank(static_cast<Index>(count));
   for (int v = 0; v < count; ++v) queue.insert({rank[Index(v)] = work(v), v});
   std::set<int> touched;
-  while (!queue.empty() && queue.begin()->first <= largest) {
+  while (largest > 0 && !queue.empty() && queue.begin()->first <= largest) {
     const int v = queue.begin()->second;
     queue.erase(queue.begin());
     Step step{v, -1, -1, -1, -1, -1};
@@ -227,15 +227,8 @@ void Relaxation::forward(std::vector<int>& choice) {
   }
 }
 
-double Relaxation::run(const std::vector<double>& costs, int sweeps, std::vector<int>& choice) {
-  costs_ = costs;
-  eliminate();
-  choice.assign(tables_.first.size() - 1, 0);
-  double bound = 0;
-  for (int sweep = 0; sweep < sweeps; ++sweep) {
-    forward(choice);
-    bound = backward();
-  }
+// Choices of the eliminated variables, from those of the core.
+void Relaxation::decode(std::vector<int>& choice) const {
   for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
     const Index size = tables_.choices(step->v);
     const double* own = costs_.data() + tables_.first[Index(step->v)];
@@ -254,6 +247,18 @@ double Relaxation::run(const std::vector<double>& costs, int sweeps, std::vector
       }
     }
   }
+}
+
+double Relaxation::run(const std::vector<double>& costs, int sweeps, std::vector<int>& choice) {
+  costs_ = costs;
+  eliminate();
+  choice.assign(tables_.first.size() - 1, 0);
+  double bound = 0;
+  for (int sweep = 0; sweep < sweeps; ++sweep) {
+    forward(choice);
+    bound = backward();
+  }
+  decode(choice);
   return bound;
 }
 

@@ -120,8 +120,12 @@ def prove(graph: Remainder, most: float, time_limit_seconds: float) -> Proof:
 
 
 def _build(graph: Remainder, most: float) -> _Model:
-    model = _Model(pulp.LpProblem("fxpar", pulp.LpMinimize), max(most, 1.0) / LARGEST)
     spare = most - graph.constant
+    largest = max(
+        (int(part[part <= spare].max(initial=1)) for part in (*graph.costs, *(edge[2] for edge in graph.edges))),
+        default=1,
+    )
+    model = _Model(pulp.LpProblem("fxpar", pulp.LpMinimize), largest / LARGEST)
     for costs in graph.costs:
         one_hot = [model.column(int(cost), integer=True) if cost <= spare else None for cost in costs]
         model.choices.append(one_hot)

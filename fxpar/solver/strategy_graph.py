@@ -177,7 +177,8 @@ def _graph(data: Any, source: str) -> StrategyGraph:
             edge = int(wrong[0])
             shape = " x ".join(str(counts[node]) for node in pairs[edge])
             raise SolverError(
-                f"{source}: problem.edges.costs[{edge}] has {sizes[edge]} entries; nodes {pairs[edge].tolist()} need {shape}"
+                f"{source}: problem.edges.costs[{edge}] has {sizes[edge]} entries; "
+                f"nodes {pairs[edge].tolist()} need {shape}"
             )
     return StrategyGraph(
         counts,
