@@ -9,11 +9,11 @@ what was measured; nothing fails here (:mod:`tests.torch.test_search_size` guard
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import fxpar
@@ -23,6 +23,7 @@ from fxpar.zoo import ZooModel
 
 MESH = {"tp": 8}
 STAGES = ("capture", "space", "price", "solve", "assemble")
+HEADER = ("what", "on the clock", "processor time", "at most")
 SIZES = ("nodes", "nodes_folded", "unique_blocks", "variables", "constraints")
 
 
@@ -40,38 +41,29 @@ def against_export(repeats: int) -> None:
     """llama3-8b: planning seconds and memory against one whole-model export in the same process."""
     _export(zoo.build("llama3-8b", shrink=True))  # warms the exporter up
     model = zoo.build("llama3-8b")
-    times, extra = [], 0
-    for _ in range(max(3, repeats)):
-        seconds, more = peak_extra_bytes(lambda: plan(model))
-        times.append(seconds)
-        extra = max(extra, more)
-    export = _seconds(lambda: _export(model))
-    ours = statistics.median(times)
+    extra: list[int] = []
+    ours = _median([measured(lambda: extra.append(peak_extra_bytes(lambda: plan(model)))) for _ in range(repeats)])
+    export = measured(lambda: _export(model))
     rows = [
-        ("one torch.export of the model, s", f"{export:.2f}", ""),
-        (f"fxpar.plan, median of {len(times)}, s", f"{ours:.3f}", ""),
-        ("fxpar.plan / torch.export", f"{ours / export:.3f}", "0.25"),
-        ("peak extra memory of fxpar.plan, MB", f"{extra / 1e6:.0f}", "1000"),
+        ("one torch.export of the model", *_texts(export, "s"), ""),
+        (f"fxpar.plan, median of {repeats}", *_texts(ours, "s"), ""),
+        ("fxpar.plan / torch.export", *_texts(ours / export), "0.25"),
+        ("peak extra memory of fxpar.plan", f"{max(extra) / 1e6:.0f} MB", "", "1000 MB"),
     ]
-    show("Planning llama3-8b on tp=8 (h100), against exporting it once", ("what", "measured", "at most"), rows)
+    show("Planning llama3-8b on tp=8 (h100), against exporting it once", HEADER, rows)
 
 
 def against_depth(repeats: int) -> None:
     """llama3-405b (126 layers) against llama3-8b (32 layers), planned in turn."""
     shallow, deep = zoo.build("llama3-8b"), zoo.build("llama3-405b")
-    times: dict[str, list[float]] = {"shallow": [], "deep": []}
-    for turn in range(max(3, repeats) + 1):
-        for name, model in (("shallow", shallow), ("deep", deep)):
-            seconds = _seconds(lambda model=model: plan(model))
-            if turn:  # the first turn warms up
-                times[name].append(seconds)
-    ours = {name: statistics.median(found) for name, found in times.items()}
+    turns = [[measured(lambda model=model: plan(model)) for model in (shallow, deep)] for _ in range(repeats + 1)]
+    first, second = (_median([turn[which] for turn in turns[1:]]) for which in (0, 1))  # the first turn warms up
     rows = [
-        ("llama3-8b, 32 layers, s", f"{ours['shallow']:.3f}", ""),
-        ("llama3-405b, 126 layers, s", f"{ours['deep']:.3f}", ""),
-        ("ratio", f"{ours['deep'] / ours['shallow']:.2f}", "1.5 (goal: 1.2)"),
+        ("llama3-8b, 32 layers", *_texts(first, "s"), ""),
+        ("llama3-405b, 126 layers", *_texts(second, "s"), ""),
+        ("ratio", *_texts(second / first), "1.5 (goal: 1.2)"),
     ]
-    show(f"Planning time against depth, median of {len(times['deep'])}", ("what", "measured", "at most"), rows)
+    show(f"Planning time against depth, median of {repeats}", HEADER, rows)
 
 
 def stages(names: Sequence[str], repeats: int) -> None:
@@ -80,7 +72,7 @@ def stages(names: Sequence[str], repeats: int) -> None:
     for name in names:
         model = zoo.build(name)
         plans = [plan(model) for _ in range(repeats + 1)][1:]
-        times = [statistics.median(found.timings[stage] for found in plans) for stage in STAGES]
+        times = [np.median([found.timings[stage] for found in plans]) for stage in STAGES]
         sizes = [f"{plans[-1].stats[key]:,}" for key in SIZES]
         rows.append((name, *(f"{1e3 * item:.0f}" for item in (*times, sum(times))), *sizes, plans[-1].status))
     header = ("model", *(f"{stage}, ms" for stage in STAGES), "all, ms", *(key.replace("_", " ") for key in SIZES))
@@ -97,18 +89,28 @@ def _export(model: ZooModel) -> None:
     torch.export.export(model.model, model.args, model.kwargs, strict=False)
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def measured(work: Callable[[], object]) -> np.ndarray:
+    """Seconds of ``work``: on the clock, and of this process' processor time, which other programs hardly disturb."""
+    start = np.array([time.perf_counter(), time.process_time()])
     work()
-    return time.perf_counter() - start
+    return np.array([time.perf_counter(), time.process_time()]) - start
 
 
-def peak_extra_bytes(work: Callable[[], object]) -> tuple[float, int]:
-    """Seconds of ``work``, and by how many bytes the memory of this process grew at its peak (Linux)."""
+def _median(times: Sequence[np.ndarray]) -> np.ndarray:
+    return np.median(times, axis=0)
+
+
+def _texts(numbers: np.ndarray, unit: str = "") -> tuple[str, str]:
+    clock, processor = (f"{number:.3f} {unit}".strip() for number in numbers)
+    return clock, processor
+
+
+def peak_extra_bytes(work: Callable[[], object]) -> int:
+    """By how many bytes the memory of this process grew at its peak during ``work`` (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
     before = _status_bytes("VmRSS")
-    seconds = _seconds(work)
-    return seconds, max(0, _status_bytes("VmHWM") - before)
+    work()
+    return max(0, _status_bytes("VmHWM") - before)
 
 
 def _status_bytes(field: str) -> int:
