@@ -81,7 +81,7 @@ def solve(
         if status == "optimal":
             raise InfeasibleError(f"no choice of strategies is within the limit of {graph.limit} bytes (proven)")
         raise InfeasibleError(
-            f"no choice within the limit of {graph.limit} bytes was found in {run.seconds:.1f} s, which proves nothing; "
+            f"no choice within the limit of {graph.limit} bytes was found in {run.seconds:.1f} s; that proves nothing, "
             "allow more time"
         )
     cost = int(run.cost)
