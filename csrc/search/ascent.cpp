@@ -11,7 +11,6 @@ constexpr Index kLargestTable = 20000;  // that eliminating one variable may tak
 constexpr int kPatience = 20;           // steps without a better bound before they are made shorter
 constexpr double kShorter = 0.7;
 constexpr double kInertia = 0.7;        // of the direction, against zigzag
-constexpr int kBeamSweeps = 100;        // of messages before a beam
 constexpr double kRounding = 1e-11;     // of all that was added up, taken off the bound
 
 }  // namespace
@@ -78,38 +77,6 @@ std::vector<double> Ascent::bounds() {
   std::vector<double> result = relaxation_.slack();
   for (double& cost : result) cost += bound;
   return result;
-}
-
-void Ascent::beam(std::size_t width, double factor, std::size_t moments) {
-  const std::vector<double> now = prices_;
-  prices_ = best_prices_;
-  for (double& price : prices_) price *= factor;
-  price();
-  prices_ = now;
-  Relaxation relaxation(tables_, 0);
-  std::vector<int> ignored, watched, best;
-  relaxation.run(costs_, kBeamSweeps, ignored);
-  double least = kInfinite;
-  while (best.empty() && watched.size() <= moments) {
-    std::vector<std::vector<int>> found;
-    relaxation.beam(program_, watched, width, found);
-    std::vector<int> over;
-    for (std::vector<int>& one : found) {
-      choice_ = std::move(one);
-      measure();
-      if (over.empty() && !feasible_ && !excess_.empty()) {
-        over.push_back(static_cast<int>(std::max_element(excess_.begin(), excess_.end()) - excess_.begin()));
-      }
-      if (!feasible_ || cost_ >= least) continue;
-      least = cost_;
-      best = choice_;
-    }
-    if (over.empty()) break;
-    watched.push_back(over[0]);
-  }
-  if (best.empty()) return;
-  choice_ = best;
-  measure();
 }
 
 void Ascent::step(double known) {

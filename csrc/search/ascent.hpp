@@ -21,9 +21,6 @@ class Ascent {
   const std::vector<double>& prices() const { return best_prices_; }
   // A lower bound for every choice at those prices. The next step starts from them.
   std::vector<double> bounds();
-  // Looks for a choice within the limit by Relaxation::beam, with memory at `factor` of its prices; it becomes the choice
-  // if there is one. The moments in view are those at which earlier answers were over the limit, at most `moments`.
-  void beam(std::size_t width, double factor, std::size_t moments);
   // Steps have become so short that the bound no longer moves.
   bool converged() const { return scale_ < 1e-7; }
   // The last choice, its cost, and whether it is within the limit.

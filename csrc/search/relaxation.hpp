@@ -39,12 +39,6 @@ class Relaxation {
   // After run(): by how much the bound is known to grow at least if a choice is taken, for every choice.
   std::vector<double> slack();
 
-  // After run(), where nothing was eliminated: many choices side by side, while variables are added one by one; at most
-  // `width` at a time, those with the least bound. Of those that agree on all that matters later the best is kept, once
-  // for every grade of memory at the given moments; none goes beyond the room there. Writes complete choices, best first.
-  void beam(const Program& program, const std::vector<int>& moments, std::size_t width,
-            std::vector<std::vector<int>>& choices);
-
   std::size_t core() const { return core_.size(); }
 
  private:

@@ -29,6 +29,13 @@ MAX_COMBINATIONS = 1_000_000
 #: The integer program is given graphs with at most this many matrix entries.
 MILP_ENTRIES = 60_000
 
+#: One whose least cost is only guessed may have so many; the guesses, in parts of the way from the bound to the best.
+GUESSED_ENTRIES = 320_000
+GUESSES = (1 / 32, 1 / 8, 1 / 2)
+
+#: Of the time there is: for the bound, before strategies are left out and each time some were.
+PRUNING = 0.02
+
 #: Native calls return after this long, so that an interruption is noticed and progress can be shown.
 SLICE_SECONDS = 0.25
 
@@ -107,33 +114,40 @@ class Run:
             self.report(Progress(self.seconds, self.cost, self.bound, stage))
 
 
-def _open(run: Run, allowed: np.ndarray | None = None) -> Any:
-    """The reduced graph; proven if nothing is left of it."""
-    native = kernels.native()
-    graph = run.graph
-    problem = native.Problem(
-        graph.first, graph.costs, graph.usages, graph.intervals[:, 0], graph.intervals[:, 1], graph.ends[:, 0],
-        graph.ends[:, 1], graph.places, graph.edge_costs, graph.limit, run.forbidden, run.reductions,
-        np.zeros(0, np.int8) if allowed is None else allowed,
-    )  # fmt: skip
+def _open(run: Run) -> Any:
+    """The reduced graph; proven if nothing can be chosen."""
+    problem = _reduced(run, np.zeros(0, np.int8))
     if not problem.feasible:
         run.raise_bound(math.inf)
-    sizes = problem.sizes()
-    run.log.append(", ".join(f"{value} {key}" for key, value in sizes.items()))
-    if math.isfinite(run.cost):
-        problem.cost = float(run.cost)
+    return problem
+
+
+def _reduced(run: Run, allowed: np.ndarray) -> Any:
+    """The graph without the strategies that are not ``allowed`` (empty: all are), reduced."""
+    graph = run.graph
+    problem = kernels.native().Problem(
+        graph.first, graph.costs, graph.usages, graph.intervals[:, 0], graph.intervals[:, 1], graph.ends[:, 0],
+        graph.ends[:, 1], graph.places, graph.edge_costs, graph.limit, run.forbidden, run.reductions, allowed,
+    )  # fmt: skip
+    if problem.feasible:
+        run.log.append(", ".join(f"{value} {key}" for key, value in problem.sizes().items()))
     return problem
 
 
 def _climb(run: Run, problem: Any, seconds: float, steps: int) -> None:
-    """Raise the bound until it no longer moves or the time is spent."""
+    """Raise the bound of the whole graph."""
+    _ascend(run, problem, seconds, steps, run.raise_bound)
+
+
+def _ascend(run: Run, problem: Any, seconds: float, steps: int, found: Callable[[float], None]) -> None:
+    """Raise a bound until it no longer moves or the time is spent; ``found`` is told of it."""
     end = time.perf_counter() + min(seconds, run.left)
     while steps > 0 and not problem.converged and (left := end - time.perf_counter()) > 0:
         before = problem.cost
         steps -= problem.ascend(min(SLICE_SECONDS, left), steps)
         if problem.cost < before:
             run.offer(problem.choice())
-        run.raise_bound(problem.bound)
+        found(problem.bound)
         run.show("bound")
 
 
@@ -208,35 +222,70 @@ def _milp(run: Run) -> None:
 def _prove(run: Run, problem: Any, most_entries: int = MILP_ENTRIES) -> None:
     """Strategies that no better choice can have are left out, again and again; the rest goes to the integer program."""
     steps = (run.iterations or 10**9) // 4
-    _climb(run, problem, 0.05 * run.time_limit_seconds, max(steps, 1))
-    _walk(run, problem, 0.05 * run.time_limit_seconds, max(steps, 1) * MOVES_PER_STEP, 0)
-    allowed = np.ones(len(run.graph.costs), dtype=np.int8)
+    _climb(run, problem, PRUNING * run.time_limit_seconds, max(steps, 1))
+    size = min(1.0, problem.sizes()["entries"] / MILP_ENTRIES)  # small graphs are better off with the integer program
+    _walk(run, problem, 0.05 * size * run.time_limit_seconds, max(steps, 1) * MOVES_PER_STEP, 0)
     full = problem
-    while True:
-        keep = allowed & problem.promising(run.cost - 1 + 1e-6 if math.isfinite(run.cost) else math.inf)
-        run.raise_bound(problem.bound)
-        if keep.sum() == allowed.sum() or run.left <= 0:
-            break
-        before, allowed = problem.sizes()["entries"], keep
-        problem = _open(run, allowed)
-        if problem.sizes()["entries"] > 0.98 * before:
-            break
-        _climb(run, problem, 0.05 * run.time_limit_seconds, max(steps, 1))
+    problem, possible = _prune(run, problem, run.cost - 1)
+    if not possible:
+        run.raise_bound(math.inf)
     if problem.sizes()["entries"] <= most_entries:
-        _integer_program(run, problem)
+        _integer_program(run, problem, run.left)
+    else:
+        _guess(run, problem)
     if run.left > 0:
         _search(run, full)
 
 
-def _integer_program(run: Run, problem: Any) -> None:
+def _prune(run: Run, problem: Any, most: float) -> tuple[Any, bool]:
+    """The graph without strategies that no choice of at most ``most`` has, and whether any such choice may exist."""
+    steps = max((run.iterations or 10**9) // 4, 1)
+    allowed = np.ones(len(run.graph.costs), dtype=np.int8)
+    while True:
+        keep = allowed & problem.promising(most + 1e-6)
+        if keep.sum() == allowed.sum() or run.left <= 0:
+            return problem, True
+        before, allowed = problem.sizes()["entries"], keep
+        problem = _reduced(run, allowed)
+        if not problem.feasible:
+            return problem, False
+        if math.isfinite(most):
+            problem.cost = float(most)
+        if problem.sizes()["entries"] > 0.98 * before:
+            return problem, True
+        _ascend(
+            run, problem, PRUNING * run.time_limit_seconds, steps, lambda bound: run.raise_bound(min(bound, most + 1))
+        )
+
+
+def _guess(run: Run, problem: Any) -> None:
+    """Too large for the integer program: guess that the least cost is near the bound, and leave out what that forbids.
+
+    A guess that is too low gives a better bound, and often a good choice all the same.
+    """
+    for share in GUESSES:
+        guess = math.floor(run.bound + share * (run.cost - run.bound if math.isfinite(run.cost) else run.bound))
+        if guess >= run.cost - 1 or run.left <= 0:
+            return
+        guessed, possible = _prune(run, problem, guess)
+        if not possible:
+            run.raise_bound(guess)
+        elif guessed.sizes()["entries"] <= GUESSED_ENTRIES:
+            _integer_program(run, guessed, run.left, guess)
+        else:
+            return
+
+
+def _integer_program(run: Run, problem: Any, seconds: float, most: float = math.inf) -> None:
+    """Solve what is left, which has every choice that costs at most ``most`` and less than the best."""
     # PuLP takes longer to import than most graphs take to solve.
     from fxpar.solver.graph_milp import Remainder, prove
 
     run.show("integer program")
-    proof = prove(Remainder.of(problem.program()), min(run.cost, float(run.forbidden)), run.left)
+    proof = prove(Remainder.of(problem.program()), min(run.cost, float(run.forbidden)), seconds)
     if proof.choice is not None:
         run.offer(problem.expand(proof.choice))
-    run.raise_bound(proof.bound + 1e-9 * abs(proof.bound))
+    run.raise_bound(min(proof.bound + 1e-9 * abs(proof.bound), most))
     run.show("integer program")
 
 
