@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from fxpar.errors import LayoutError
 
@@ -19,6 +21,9 @@ class State:
 
     ``kind`` is ``"S"`` (a slice along ``dim``), ``"R"`` (whole, gradients partial), ``"I"`` (whole, gradients whole)
     or ``"P"`` (a summand). ``parts`` is the ``k`` of ``S(d/k)``: dim ``d`` seen as ``k`` equal parts, each of them cut.
+    Both refer to the whole tensor, whatever other axes do: so every axis converts by itself. Two axes may cut one dim
+    if their cuts nest: ``(S0, S0/2)`` on degrees ``(2, 4)`` cuts in 2 and each piece in 4, ``(S0/4, S0)`` in 4 and each
+    piece in 2.
 
     >>> State("S", 0, 3)
     S0/3
@@ -107,19 +112,113 @@ def divides(shape: tuple[int, ...], state: State, degree: int) -> bool:
     return shape[state.dim] % (state.parts * degree) == 0 and shape[state.dim] > 0
 
 
+def nests(a: State, a_degree: int, b: State, b_degree: int) -> bool:
+    """Whether two axes may hold a tensor in ``a`` and ``b`` at once: cuts of one dim must not cross (docs/states.md).
+
+    >>> nests(S(0), 2, S(0), 4), nests(S(0), 2, S(0, 2), 4), nests(S(0, 4), 2, S(0), 4)
+    (False, True, True)
+    """
+    if a.kind != "S" or b.kind != "S" or a.dim != b.dim or 1 in (a_degree, b_degree):
+        return True
+    return b.parts % (a.parts * a_degree) == 0 or a.parts % (b.parts * b_degree) == 0
+
+
+def fits(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) -> bool:
+    """Whether a tensor of global ``shape`` can be in ``layout``: every cut is even, and cuts of one dim nest."""
+    places = list(zip(layout, degrees, strict=True))
+    return all(divides(shape, state, degree) for state, degree in places) and all(
+        nests(*a, *b) for a, b in combinations(places, 2)
+    )
+
+
+def local_layout(layout: Layout, degrees: Sequence[int]) -> Layout:
+    """The states as a rank finds them on its piece, where the other axes' cuts have been made already.
+
+    >>> local_layout((S(0), S(0, 2)), (2, 4)), local_layout((S(0, 4), S(0)), (2, 4))
+    ((S0, S0), (S0, S0))
+    """
+    return tuple(
+        _within(state, [other for number, other in enumerate(zip(layout, degrees, strict=True)) if number != axis])
+        for axis, state in enumerate(layout)
+    )
+
+
+def successive_layout(layout: Layout, degrees: Sequence[int]) -> Layout:
+    """The states as cuts made one axis after the other, each on the piece the ones before leave (DTensor's reading).
+
+    >>> successive_layout((S(0), S(0, 2)), (2, 4)), successive_layout((S(0, 4), S(0)), (2, 4))
+    ((S0, S0), (S0/4, S0))
+    """
+    places = list(zip(layout, degrees, strict=True))
+    return tuple(_within(state, places[:axis]) for axis, state in enumerate(layout))
+
+
+def _within(state: State, others: Sequence[tuple[State, int]]) -> State:
+    """``state`` on what the cuts ``others`` leave."""
+    if state.kind != "S":
+        return state
+    outer = [degree for cut, degree in others
+             if cut.kind == "S" and cut.dim == state.dim and cut.parts < state.parts]  # fmt: skip
+    return S(state.dim, state.parts // math.prod(outer))
+
+
+def nested_layout(successive: Layout, degrees: Sequence[int]) -> Layout:
+    """The layout of cuts made one axis after the other; raises :class:`LayoutError` if two of them cross.
+
+    The inverse of :func:`successive_layout`: plain shards of one dim on two axes are cut by the first axis first.
+
+    >>> nested_layout((S(0), S(0)), (2, 4))
+    (S0, S0/2)
+    """
+    found: list[State] = []
+    for state, degree in zip(successive, degrees, strict=True):
+        if state.kind == "S":
+            cuts = sorted((cut.parts, n) for cut, n in zip(found, degrees, strict=False)
+                          if cut.kind == "S" and cut.dim == state.dim and n > 1)  # fmt: skip
+            parts = state.parts
+            for outer, n in cuts:
+                parts *= n if outer <= parts else 1
+            state = S(state.dim, parts)
+            if not all(nests(state, degree, cut, n) for cut, n in zip(found, degrees, strict=False)):
+                raise LayoutError(f"{successive} on degrees {tuple(degrees)}: {state} crosses another cut of that dim")
+        found.append(state)
+    return tuple(found)
+
+
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     """The shape of one rank's piece of a tensor of global ``shape``; raises :class:`LayoutError` if uneven.
 
     >>> local_shape((8, 24), (S(1, 3),), Mesh.of({"tp": 4}))
     (8, 6)
     """
-    sizes = list(shape)
     for state, (axis, degree) in zip(layout, mesh.axes, strict=True):
+        if not divides(shape, state, degree):
+            raise LayoutError(f"shape {shape} cannot be {state}@{axis}: degree {degree} does not divide it evenly")
+    if not fits(shape, layout, mesh.degrees):
+        raise LayoutError(f"shape {shape} cannot be {layout} on {mesh.axes}: two cuts of one dim cross")
+    return local_sizes(shape, layout, mesh.degrees)
+
+
+def local_sizes(shape: Sequence[int], layout: Layout, degrees: Sequence[int]) -> tuple[int, ...]:
+    """A global shape as one rank sees it.
+
+    >>> local_sizes((8, 24), (S(1), S(1, 2)), (2, 4))
+    (8, 3)
+    """
+    sizes = list(shape)
+    for state, degree in zip(layout, degrees, strict=True):
         if state.kind == "S":
-            if not divides(tuple(sizes), state, degree):
-                raise LayoutError(f"shape {shape} cannot be {state}@{axis}: degree {degree} does not divide it evenly")
             sizes[state.dim] //= degree
     return tuple(sizes)
+
+
+def local_share(layout: Layout, degrees: Sequence[int]) -> int:
+    """Of how many equal pieces a rank has one.
+
+    >>> local_share((S(0), I, S(1)), (2, 4, 8))
+    16
+    """
+    return math.prod(degree for state, degree in zip(layout, degrees, strict=True) if state.kind == "S")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import fx, nn
 from fxpar.errors import PlanError
 from fxpar.fuse import fuse_bias
 from fxpar.graph import Graph, Node, Program, Ref, map_refs
-from fxpar.layout import Layout, Mesh
+from fxpar.layout import Layout, Mesh, local_layout
 from fxpar.legality import check_graph, check_program, plain, where_is
 from fxpar.plans import GraphPlan, NodePlan, Plan
 from fxpar.rules.localise import localise
@@ -146,12 +146,7 @@ class _Writer:
         return self.out.call_function(torch.ops.aten.detach.default, (node,))
 
     def _aten(self, node: Node, chosen: NodePlan, operands: list[fx.Node]) -> fx.Node:
-        if len(chosen.strategies) != 1:
-            raise PlanError(
-                f"{where_is(node)}: has {len(chosen.strategies)} strategies; one mesh axis can be rewritten"
-            )
-        (degree,), (rank,) = self.place.mesh.degrees, self.place.coordinates
-        local = localise(self.graph, node, chosen.strategies[0], degree, rank)
+        local = localise(self.graph, node, chosen.strategies, self.place.mesh.degrees, self.place.coordinates)
         args, kwargs = self._filled(local.args, local.kwargs, operands)
         name = _name(f"{node.module}.{local.target.split('.')[1]}")
         return self.out.create_node("call_function", resolve(local.target), args, kwargs, name)
@@ -194,9 +189,11 @@ class _Writer:
         meta = self.graph.values[value]
         if meta.grad:  # its gradient must flow even if this reader is under no_grad: others may read it too
             self._enter(tuple(region for region, _ in self.regions if region[0] != "no_grad"))
-        places = zip(self.place.mesh.axes, self.place.coordinates, self.place.groups, src, layout, strict=True)
-        for (axis, degree), rank, group, a, b in places:
-            if a != b:
+        # What a conversion moves is a rank's piece: states as they are there.
+        here, there = (local_layout(item, self.place.mesh.degrees) for item in (src, layout))
+        places = zip(self.place.mesh.axes, self.place.coordinates, self.place.groups, here, there, strict=True)
+        for ((axis, degree), rank, group, a, b), changed in zip(places, _changed(src, layout), strict=True):
+            if changed:
                 arguments = (node, str(a), str(b), meta.grad, axis, degree, rank, group)
                 node = self.out.create_node("call_function", convert, arguments, name=f"{node.name}_{_name(str(b))}")
                 if reader is not None:
@@ -220,6 +217,10 @@ class _Writer:
                 device_type, dtype, enabled = region[1:]
                 handle = self.out.call_function(modes.enter_autocast, (device_type, getattr(torch, dtype), enabled))
             self.regions.append((region, handle))
+
+
+def _changed(src: Layout, dst: Layout) -> list[bool]:
+    return [a != b for a, b in zip(src, dst, strict=True)]
 
 
 def _regions(node: Node) -> tuple[Region, ...]:

@@ -12,8 +12,7 @@ from fxpar.rules.registry import Line, rule, shapes
 def _split_attention(split: Split, local: Local) -> Local:
     """A piece of the rows needs a mask that knows which rows it has; dropout draws for its own piece."""
     if split.factor == "q" and split.node.arg(5, "is_causal", False):
-        cut = (split.rule.size("q"), split.parts, split.degree, split.rank)
-        local = Local("local.attention_rows", (*cut, *local.args), local.kwargs)
+        local = Local("local.attention_rows", (split.rule.size("q"), split.cuts, *local.args), local.kwargs)
     if split.node.arg(4, "dropout_p", 0.0):
         local = Local("local.random_split", (local.target, split.rank, *local.args), local.kwargs)
     return local

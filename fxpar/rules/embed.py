@@ -21,7 +21,7 @@ def _embedding_split(split: Split, local: Local) -> Local:
     padding = split.node.arg(2, "padding_idx", -1)
     return Local(
         "local.embedding_split",
-        (weight, indices, split.rule.size("v"), split.parts, split.degree, split.rank, padding),
+        (weight, indices, split.rule.size("v"), split.cuts, padding),
         (),
     )
 
@@ -44,8 +44,8 @@ def _loss_split(split: Split, local: Local) -> Local:
         return mean_split(split, local)
     place = split.rule.places(split.factor)[0]
     dim = place.dim - (place.dim > 1)  # the logits have the class dim at 1, the targets do not
-    cut = (dim, split.parts, split.degree, split.rank)
-    return Local("local.loss_mean_split", (local.target, *cut, *local.args), local.kwargs)
+    op, pieces, *args = local.args if local.target == "local.loss_mean_split" else (local.target, (), *local.args)
+    return Local("local.loss_mean_split", (op, (*pieces, (dim, split.cuts)), *args), local.kwargs)
 
 
 def _by_probability(graph: Graph, node: Node) -> bool:

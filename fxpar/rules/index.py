@@ -26,8 +26,7 @@ def _gather_split(split: Split, local: Local) -> Local:
     """Along a split dim, a rank finds the elements it has and gives zeros for the others."""
     if split.factor != "v":
         return local
-    cut = (split.rule.size("v"), split.parts, split.degree, split.rank)
-    return Local("local.gather_split", (*cut, *local.args), local.kwargs)
+    return Local("local.gather_split", (split.rule.size("v"), split.cuts, *local.args), local.kwargs)
 
 
 @rule("aten.gather.default", local=_gather_split)

@@ -1,19 +1,21 @@
 """What each rank runs for a strategy: the operation with its arguments made local.
 
-In: a node, a strategy from :func:`fxpar.rules.generate.strategies`, the degree and the rank. Out: :class:`Local`.
+In: a node, a strategy per mesh axis (:func:`fxpar.rules.generate.strategies`), the degrees, a rank's coordinates. Out: :class:`Local`.
 The tensors among the arguments stand in the same number and order as in the node: whoever runs it puts each
 operand's local piece in its place. Conversions between states are not made here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from fxpar.errors import RuleError
 from fxpar.graph import Graph, Node
-from fxpar.layout import State
+from fxpar.layout import Layout, S, local_sizes, successive_layout
 from fxpar.rules.notation import Rule
 from fxpar.rules.registry import LOCALISERS, rule_for
 from fxpar.rules.strategy import Strategy
@@ -34,45 +36,70 @@ class Local:
         return replace(self, kwargs=(*((key, arg) for key, arg in self.kwargs if key != name), (name, value)))
 
 
+#: Successive cuts of one factor: (parts, degree, rank), each of what the ones before leave.
+Cuts = tuple[tuple[int, int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What a localiser may look at: the node, and the factor that is cut, in how many parts and pieces."""
+    """What a localiser may look at: the node, a factor that is cut, how, and the layouts of the node's outputs.
+
+    ``cuts`` has an entry for each mesh axis that cuts the factor; ``degrees`` are those of all axes.
+    """
 
     graph: Graph
     node: Node
     rule: Rule
-    strategy: Strategy
     factor: str
-    parts: int
-    degree: int
-    rank: int
+    cuts: Cuts
+    outputs: tuple[Layout, ...]
+    degrees: tuple[int, ...]
+
+    @property
+    def degree(self) -> int:
+        """In how many pieces the factor is cut."""
+        return math.prod(degree for _, degree, _ in self.cuts)
+
+    @property
+    def rank(self) -> int:
+        """A number from 0 to ``degree - 1``, another one for every piece."""
+        return reduce(lambda number, cut: number * cut[1] + cut[2], self.cuts, 0)
 
     def out_shape(self, index: int = 0) -> tuple[int, ...]:
         """The local shape of tensor output ``index``."""
         outputs = [value for value in self.node.outputs if value is not None]
-        return local_sizes(self.graph.values[outputs[index]].shape, self.strategy.outputs[index], self.degree)
+        return local_sizes(self.graph.values[outputs[index]].shape, self.outputs[index], self.degrees)
 
 
-def local_sizes(shape: Sequence[int], state: State, degree: int) -> tuple[int, ...]:
-    """A global shape as one rank sees it, on one axis."""
-    return tuple(size // degree if state.kind == "S" and dim == state.dim else size for dim, size in enumerate(shape))
+def localise(
+    graph: Graph, node: Node, strategies: Sequence[Strategy], degrees: Sequence[int], coordinates: Sequence[int]
+) -> Local:
+    """The call that the rank at ``coordinates`` of a mesh makes to run ``node`` as one strategy per axis.
 
-
-def localise(graph: Graph, node: Node, strategy: Strategy, degree: int, rank: int) -> Local:
-    """The call that ``rank`` of an axis of ``degree`` makes to run ``node`` as ``strategy``.
-
-    Raises :class:`RuleError` if the strategy is not one of the node's.
+    Raises :class:`RuleError` if a strategy is not one of the node's.
     """
     local = Local(node.op, node.args, node.kwargs)
-    kind, _, detail = strategy.name.partition(":")
     localiser = LOCALISERS.get(node.op)
-    if kind != "split" or localiser is None:
+    found: dict[str, list[tuple[int, int]]] = {}  # factor -> (axis, parts)
+    for axis, strategy in enumerate(strategies):
+        kind, _, detail = strategy.name.partition(":")
+        if kind == "split" and localiser is not None:
+            factor, _, parts = detail.partition("/")
+            found.setdefault(factor, []).append((axis, int(parts or 1)))
+    if localiser is None or not found:
         return local
     rule = rule_for(graph, node)
-    factor, _, parts = detail.partition("/")
-    if rule is None or factor not in rule.factors:
-        raise RuleError(f"{node.op} ({node.module} {node.source}) has no strategy {strategy.name!r}")
-    return localiser(Split(graph, node, rule, strategy, factor, int(parts or 1), degree, rank), local)
+    outputs = tuple(zip(*(strategy.outputs for strategy in strategies), strict=True))
+    for factor, places in found.items():
+        if rule is None or factor not in rule.factors:
+            raise RuleError(
+                f"{node.op} ({node.module} {node.source}) has no strategy {strategies[places[0][0]].name!r}"
+            )
+        axes = [axis for axis, _ in places]
+        local_cuts = successive_layout(tuple(S(0, parts) for _, parts in places), [degrees[axis] for axis in axes])
+        cuts = tuple((cut.parts, degrees[axis], coordinates[axis]) for axis, cut in zip(axes, local_cuts, strict=True))
+        local = localiser(Split(graph, node, rule, factor, cuts, outputs, tuple(degrees)), local)
+    return local
 
 
 def out_sizes(position: int, name: str, index: int = 0) -> Any:

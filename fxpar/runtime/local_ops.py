@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpar.rules.localise import Cuts
 from fxpar.runtime.random import split_stream
 from fxpar.runtime.targets import resolve
 
 
-def piece(x: Tensor, dim: int, parts: int, degree: int, rank: int) -> Tensor:
-    """The piece ``rank`` of ``x`` in state ``S(dim/parts)``."""
-    cut = x.unflatten(dim, (parts, degree, x.shape[dim] // (parts * degree)))
-    return cut.select(dim + 1, rank).flatten(dim, dim + 1)
+def piece(x: Tensor, dim: int, cuts: Cuts) -> Tensor:
+    """This rank's piece of ``x``, cut along ``dim``."""
+    for parts, degree, rank in cuts:
+        pieces = x.unflatten(dim, (parts, degree, x.shape[dim] // (parts * degree)))
+        x = pieces.select(dim + 1, rank).flatten(dim, dim + 1)
+    return x
 
 
 def mean_split(op: str, degree: int, *args: Any, **kwargs: Any) -> Tensor:
@@ -33,40 +36,38 @@ def random_split(op: str, rank: int, *args: Any, **kwargs: Any) -> Any:
         return resolve(op)(*args, **kwargs)
 
 
-def embedding_split(
-    weight: Tensor, indices: Tensor, vocabulary: int, parts: int, degree: int, rank: int, padding_idx: int
-) -> Tensor:
-    """Rows of a table of ``vocabulary`` rows of which this rank has those of ``S(0/parts)``; others come as zeros."""
-    mine, local = _held(indices, vocabulary // parts, degree, rank)
+def embedding_split(weight: Tensor, indices: Tensor, vocabulary: int, cuts: Cuts, padding_idx: int) -> Tensor:
+    """Rows of a table of ``vocabulary`` rows of which this rank has a piece; others come as zeros."""
+    mine, local = _held(indices, vocabulary, cuts)
     padding = -1
     if padding_idx >= 0:
-        here, row = _held(torch.tensor(padding_idx), vocabulary // parts, degree, rank)
+        here, row = _held(torch.tensor(padding_idx), vocabulary, cuts)
         padding = int(row) if here else -1
     found = torch.ops.aten.embedding.default(weight, local, padding)
     return torch.where(mine.unsqueeze(-1), found, 0)
 
 
-def gather_split(
-    size: int, parts: int, degree: int, rank: int, x: Tensor, dim: int, index: Tensor, *_: Any, **__: Any
-) -> Tensor:
-    """``gather`` along a dim of ``size`` of which this rank has the piece ``S(dim/parts)``; others come as zeros."""
-    mine, local = _held(index, size // parts, degree, rank)
+def gather_split(size: int, cuts: Cuts, x: Tensor, dim: int, index: Tensor, *_: Any, **__: Any) -> Tensor:
+    """``gather`` along a dim of ``size`` of which this rank has a piece; others come as zeros."""
+    mine, local = _held(index, size, cuts)
     return torch.where(mine, x.gather(dim, local), 0)
 
 
-def _held(indices: Tensor, part_size: int, degree: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Which indices of a dim in parts this rank holds, and where in its piece (0 for those it does not hold)."""
-    rows = part_size // degree
-    part, within = indices // part_size, indices % part_size
-    mine = within // rows == rank
-    return mine, torch.where(mine, part * rows + within % rows, 0)
+def _held(indices: Tensor, size: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
+    """Which indices of a dim of ``size`` this rank holds, and where in its piece (0 for those it does not hold)."""
+    mine, local = torch.ones_like(indices, dtype=torch.bool), indices
+    for parts, degree, rank in cuts:
+        rows = size // (parts * degree)
+        part, within = local // (rows * degree), local % (rows * degree)
+        mine = mine & (within // rows == rank)
+        local = part * rows + within % rows
+        size //= degree
+    return mine, torch.where(mine, local, 0)
 
 
 def attention_rows(
     queries: int,
-    parts: int,
-    degree: int,
-    rank: int,
+    cuts: Cuts,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -76,17 +77,14 @@ def attention_rows(
     **kwargs: Any,
 ) -> Tensor:
     """Causal attention of this rank's piece of ``queries`` rows to all keys: row ``i`` sees keys ``0 .. i``."""
-    rows = piece(torch.arange(queries, device=query.device), 0, parts, degree, rank)
+    rows = piece(torch.arange(queries, device=query.device), 0, cuts)
     seen = rows.unsqueeze(-1) >= torch.arange(key.shape[-2], device=query.device)
     return torch.ops.aten.scaled_dot_product_attention.default(query, key, value, seen, dropout_p, False, **kwargs)
 
 
 def loss_mean_split(
     op: str,
-    dim: int,
-    parts: int,
-    degree: int,
-    rank: int,
+    pieces: tuple[tuple[int, Cuts], ...],
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -96,6 +94,8 @@ def loss_mean_split(
     **kwargs: Any,
 ) -> Tensor:
     """A mean loss over positions of which this rank has the logits of a piece, and all targets.
+
+    ``pieces`` are the dims of the targets that are cut, and how.
 
     The summand is this piece's sum over the number (or class weight) of all targets that are not ignored, as torch
     defines the mean: ``sum_i w[y_i] l_i / sum_i w[y_i]``.
@@ -108,8 +108,9 @@ def loss_mean_split(
         total = counted.sum().to(logits.dtype)
     else:
         total = (weight[torch.where(counted, target, 0)] * counted).sum()
-    mine = piece(target, dim, parts, degree, rank)
-    return resolve(op)(logits, mine, weight, 2, ignore_index, *rest, **kwargs) / total
+    for dim, cuts in pieces:
+        target = piece(target, dim, cuts)
+    return resolve(op)(logits, target, weight, 2, ignore_index, *rest, **kwargs) / total
 
 
 LOCAL_OPS: dict[str, Callable[..., Any]] = {

@@ -155,7 +155,7 @@ class Case:
                 for pieces, value in zip(operands, self.node.operands, strict=True)
             ]
             torch.manual_seed(7)
-            local = localise(self.graph, self.node, strategy, degree, rank)
+            local = localise(self.graph, self.node, (strategy,), (degree,), (rank,))
             assert len(list(refs((local.args, local.kwargs)))) == len(inputs)
             results = [x for x in call(local.target, local.args, local.kwargs, inputs) if isinstance(x, torch.Tensor)]
             grads.append(gradients(results, inputs, [column[rank] for column in cotangents]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fxpar.rules import LOCALISERS, RULES
-from fxpar.rules.localise import local_sizes
+from fxpar.layout import local_sizes
 from fxpar.runtime.local_ops import piece
 from tests.torch.oracle import Case, Sample, T, sample
 from tests.torch.oracle_samples import random, samples
@@ -51,7 +51,7 @@ def test_random_operations_agree_whole_and_differ_split(what: Sample) -> None:
             case.check(strategy, 2)  # all ranks draw the same, also for summands
             continue
         (first, *_), (second, *_) = case.run(strategy, 2)[0]
-        assert first.shape == second.shape == local_sizes(case.outs[0].shape, strategy.outputs[0], 2)
+        assert first.shape == second.shape == local_sizes(case.outs[0].shape, strategy.outputs[:1], (2,))
         assert not torch.equal(first, second)
 
 

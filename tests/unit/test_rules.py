@@ -89,9 +89,9 @@ def test_split_queries_of_causal_attention_know_which_rows_they_are() -> None:
         graph = attention(shape, shape, is_causal=causal)
         split = offered(graph, 2)["split:q"]
         assert split.inputs == (S(2), R, R)
-        local = localise(graph, graph.nodes[0], split, 2, 1)
+        local = localise(graph, graph.nodes[0], (split,), (2,), (1,))
         assert local.target == ("local.attention_rows" if causal else "aten.scaled_dot_product_attention.default")
-        assert local.args[:4] == ((16, 1, 2, 1) if causal else graph.nodes[0].args[:4])
+        assert local.args[:2] == ((16, ((1, 2, 1),)) if causal else graph.nodes[0].args[:2])
 
 
 def test_keys_are_never_split() -> None:
@@ -168,16 +168,16 @@ def test_uneven_cuts_are_not_offered() -> None:
 def test_a_split_mean_is_divided_by_the_degree() -> None:
     graph = one("mean.dim", Ref(0), (0,), ins=[(8, 6)], outs=[(6,)])
     found = offered(graph, 2)
-    local = localise(graph, graph.nodes[0], found["split:d0"], 2, 1)
+    local = localise(graph, graph.nodes[0], (found["split:d0"],), (2,), (1,))
     assert (local.target, local.args) == ("local.mean_split", ("aten.mean.dim", 2, Ref(0), (0,)))
-    assert localise(graph, graph.nodes[0], found["split:d1"], 2, 1).target == "aten.mean.dim"
+    assert localise(graph, graph.nodes[0], (found["split:d1"],), (2,), (1,)).target == "aten.mean.dim"
 
 
 def test_a_hard_coded_head_count_becomes_local() -> None:
     graph = one("reshape.default", Ref(0), (2, 8, 8, 4), ins=[(2, 8, 32)], outs=[(2, 8, 8, 4)])
     heads = offered(graph, 4)["split:f2"]
     assert (heads.inputs, heads.outputs) == ((S(2),), (S(2),))
-    assert localise(graph, graph.nodes[0], heads, 4, 3).args == (Ref(0), (2, 8, 2, 4))
+    assert localise(graph, graph.nodes[0], (heads,), (4,), (3,)).args == (Ref(0), (2, 8, 2, 4))
 
 
 def test_the_thirds_of_a_fused_projection_are_each_cut() -> None:
@@ -187,7 +187,7 @@ def test_the_thirds_of_a_fused_projection_are_each_cut() -> None:
     third = one("slice.Tensor", Ref(0), 1, 8, 16, 1, ins=[(4, 24)], outs=[(4, 8)])
     found = offered(third, 2)["split:o"]
     assert (found.inputs, found.outputs) == ((S(1, 3),), (S(1),))
-    assert localise(third, third.nodes[0], found, 2, 0).args == (Ref(0), 1, 4, 8, 1)
+    assert localise(third, third.nodes[0], (found,), (2,), (0,)).args == (Ref(0), 1, 4, 8, 1)
 
 
 def test_links_carry_strided_cuts_both_ways() -> None:
@@ -212,7 +212,7 @@ def test_a_slice_that_cuts_no_equal_pieces_stays_whole() -> None:
 def test_a_strategy_of_another_node_is_refused() -> None:
     graph = one("mean.dim", Ref(0), (0,), ins=[(8, 6)], outs=[(6,)])
     with pytest.raises(RuleError, match="split:zz"):
-        localise(graph, graph.nodes[0], Strategy("split:zz", (S(0),), (P,)), 2, 0)
+        localise(graph, graph.nodes[0], (Strategy("split:zz", (S(0),), (P,)),), (2,), (0,))
 
 
 def test_flops_of_products_and_attention() -> None:
@@ -263,7 +263,7 @@ def test_every_split_reshape_moves_no_element(total: int, source: list[int], tar
             if not strategy.divided:
                 continue
             for rank in range(degree):
-                local = localise(graph, graph.nodes[0], strategy, degree, rank)
+                local = localise(graph, graph.nodes[0], (strategy,), (degree,), (rank,))
                 found = cut(x, strategy.inputs[0], degree, rank).reshape(local.args[1])
                 assert np.array_equal(found, cut(x.reshape(after), strategy.outputs[0], degree, rank))
 
