@@ -19,7 +19,7 @@ ORDER = (
     ("errors", "progress", "trees"),
     ("layout", "kernels"),
     ("cluster", "graph"),
-    ("rules",),
+    ("rules", "boundary"),
     ("plans", "hints", "normalise", "cost.comm", "cost.compute", "cost.trees"),
     ("report", "legality", "traffic", "space", "solver.problem"),
     ("solver", "runtime"),
