@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fxpar.boundary import Boundary, whole_boundary
 from fxpar.graph import Graph, Input, Node, Program, Ref, Value
 from fxpar.hints import Hints, propagate
 from fxpar.layout import I, Mesh, P, R, S, State, divides
@@ -22,7 +23,7 @@ from fxpar.rules.strategy import Strategy
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One decision. ``kind`` is ``"node"``, ``"parameter"``, ``"fixed"`` (an input, buffer, constant, output or
-    update of the whole model: always ``I``), ``"enter"`` or ``"leave"`` (a block's input or output).
+    update of the whole model), ``"enter"`` or ``"leave"`` (a block's input or output).
 
     ``index`` is its number among the graph's nodes, inputs or outputs; ``weight`` is how often it runs in a step
     (for a parameter: how many parameters share the decision).
@@ -87,9 +88,12 @@ class Space:
         )  # fmt: skip
 
 
-def space(program: Program, mesh: Mesh) -> Space:
-    """Every decision that ``program`` leaves open on ``mesh``, which has one axis for now."""
-    return _Builder(program, mesh).build()
+def space(program: Program, mesh: Mesh, boundary: Boundary | None = None) -> Space:
+    """Every decision that ``program`` leaves open on ``mesh``, which has one axis for now.
+
+    Inputs arrive and outputs leave as ``boundary`` says: whole, if it is left out.
+    """
+    return _Builder(program, mesh, boundary or whole_boundary(program, mesh)).build()
 
 
 def states_of(meta: Value, degree: int, parts: Iterable[tuple[int, int]], *, at_rest: bool) -> tuple[State, ...]:
@@ -112,8 +116,8 @@ def states_of(meta: Value, degree: int, parts: Iterable[tuple[int, int]], *, at_
 class _Builder:
     """Collects slots and flows graph by graph; used once."""
 
-    def __init__(self, program: Program, mesh: Mesh) -> None:
-        self.program, self.mesh = program, mesh
+    def __init__(self, program: Program, mesh: Mesh, boundary: Boundary) -> None:
+        self.program, self.mesh, self.boundary = program, mesh, boundary
         self.degree = mesh.degrees[0]
         self.hints: Hints = propagate(program, self.degree)
         self.slots: list[Slot] = []
@@ -189,7 +193,11 @@ class _Builder:
             states = states_of(meta, self.degree, self.hints.parts(name, item.value), at_rest=False)
             both = tuple(Strategy(str(state), (state,), (state,)) for state in states)
             return self._slot(Slot("enter", name, index, f"enter {item.name}", both, weight))
-        fixed = Strategy("I", (), (I,))
+        state = I
+        if item.kind == "input":
+            number = sum(other.kind == "input" for other in graph.inputs[:index])
+            state = self.boundary.inputs[number][0]
+        fixed = Strategy(str(state), (), (state,))
         return self._slot(Slot("fixed", name, index, f"{item.kind} {item.name}", (fixed,), weight))
 
     def _parameter(self, graph: str, index: int, item: Input, meta: Value) -> int:
@@ -236,7 +244,10 @@ class _Builder:
 
     def _output(self, name: str, graph: Graph, index: int, value: int, weight: int) -> int:
         if name == "top":
-            return self._slot(Slot("fixed", name, index, f"output {index}", (Strategy("I", (I,), ()),), weight))
+            layout = self.boundary.outputs[index]
+            assert layout is not None, "an output that is a tensor has a layout"
+            fixed = Strategy(str(layout[0]), (layout[0],), ())
+            return self._slot(Slot("fixed", name, index, f"output {index}", (fixed,), weight))
         parts = self.hints.parts(name, value)
         states = states_of(graph.values[value], self.degree, parts, at_rest=False)
         both = tuple(Strategy(str(state), (state,), (state,)) for state in states)
