@@ -1,8 +1,8 @@
 """What each rank runs for a strategy: the operation with its arguments made local.
 
-In: a node, a strategy per mesh axis (:func:`fxpar.rules.generate.strategies`), the degrees, a rank's coordinates. Out: :class:`Local`.
-The tensors among the arguments stand in the same number and order as in the node: whoever runs it puts each
-operand's local piece in its place. Conversions between states are not made here.
+In: a node, a strategy per mesh axis (:func:`fxpar.rules.generate.strategies`), the degrees, a rank's coordinates.
+Out: :class:`Local`. The tensors among its arguments stand in the same number and order as in the node: whoever runs it
+puts each operand's local piece in its place. Conversions between states are not made here.
 """
 
 from __future__ import annotations

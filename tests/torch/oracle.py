@@ -130,7 +130,7 @@ class Case:
     def scatter(self, x: torch.Tensor, state: State, degree: int) -> list[torch.Tensor]:
         """The ranks' local values of a whole value (or of a whole cotangent, if given the cotangent's state)."""
         if state.kind == "S":
-            return [piece(x, state.dim, state.parts, degree, rank).clone() for rank in range(degree)]
+            return [piece(x, state.dim, ((state.parts, degree, rank),)).clone() for rank in range(degree)]
         if state.kind == "P":
             summands = [self._like(x) for _ in range(degree - 1)]
             return [*summands, x - sum(summands)] if summands else [x]
@@ -179,7 +179,7 @@ def compare(what: str, pieces: list[torch.Tensor], whole: torch.Tensor, state: S
         _close(what, sum(pieces[1:], pieces[0]), whole)
         return
     for rank, found in enumerate(pieces):
-        right = whole if state.kind in "RI" else piece(whole, state.dim, state.parts, len(pieces), rank)
+        right = whole if state.kind in "RI" else piece(whole, state.dim, ((state.parts, len(pieces), rank),))
         _close(f"{what} on rank {rank}", found, right)
 
 

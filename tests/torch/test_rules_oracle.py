@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from fxpar.rules import LOCALISERS, RULES
 from fxpar.layout import local_sizes
+from fxpar.rules import LOCALISERS, RULES
 from fxpar.runtime.local_ops import piece
 from tests.torch.oracle import Case, Sample, T, sample
 from tests.torch.oracle_samples import random, samples
@@ -60,7 +60,7 @@ def test_split_dropout_keeps_and_scales_or_drops_its_own_elements() -> None:
     (split, *_) = (strategy for strategy in case.strategies(2) if strategy.divided)
     outs, grads = case.run(split, 2)
     for rank, ((out,), (grad,)) in enumerate(zip(outs, grads, strict=True)):
-        kept = piece(case.tensors[0], 0, 1, 2, rank) / 0.75
+        kept = piece(case.tensors[0], 0, ((1, 2, rank),)) / 0.75
         assert ((out == 0) | torch.isclose(out, kept)).all()
         assert ((out == 0) == (grad == 0)).all()
         assert 0.15 < (out == 0).double().mean() < 0.35
