@@ -16,7 +16,6 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.binding import bind, kept_whole, place_of
@@ -100,7 +99,7 @@ def parallelize(
     :class:`~fxpar.errors.RankError` when another rank fails or has another model.
     """
     check_mesh(mesh)
-    axes, group = as_mesh(mesh), mesh.get_group(0)
+    axes = as_mesh(mesh)
     stages = Stages()
 
     def read() -> tuple[Captured, Any, nn.Module]:
@@ -108,8 +107,8 @@ def parallelize(
         captured, args, kwargs = captured_model(model, example_args, example_kwargs, whole=whole, stages=stages)
         return captured, call_key(list(model.modules()), args, kwargs), skeleton(model)
 
-    captured, key, bare = all_succeed(read, group, "capturing the model")
-    all_agree(captured.program.digest(), group, "the captured model")
+    captured, key, bare = all_succeed(read, mesh, "capturing the model")
+    all_agree(captured.program.digest(), mesh, "the captured model")
 
     prices = cluster_for(cluster, mesh, plan)
 
@@ -128,7 +127,7 @@ def parallelize(
             warnings.warn(note, stacklevel=4)
         return found.to_json(), torch.initial_seed(), uuid4().hex
 
-    text, seed, name = broadcast_from_first(decide, group, "planning")
+    text, seed, name = broadcast_from_first(decide, mesh, "planning")
     chosen = Plan.from_json(text)
     place = place_of(mesh, axes)
 
@@ -138,14 +137,14 @@ def parallelize(
         check_parameters(model, chosen.parameters)
         return found
 
-    variant = all_succeed(ready, group, "rewriting the model")
-    all_agree(chosen.digest, group, "the plan")
+    variant = all_succeed(ready, mesh, "rewriting the model")
+    all_agree(chosen.digest, mesh, "the plan")
 
     meetings = count()
 
     def recapture(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
-        meet(group, f"{name}/{next(meetings)}", "calling the model in a new way (other shapes, dtypes or modes)")
-        return another_variant(follow(bare, root), args, kwargs, whole, chosen, prices, place, group)
+        meet(mesh, f"{name}/{next(meetings)}", "calling the model in a new way (other shapes, dtypes or modes)")
+        return another_variant(follow(bare, root), args, kwargs, whole, chosen, prices, place, mesh)
 
     apply(
         model,
@@ -169,19 +168,19 @@ def another_variant(
     first: Plan,
     prices: Cluster,
     place: Place,
-    group: ProcessGroup,
+    mesh: DeviceMesh,
 ) -> Variant:
     """What to run for a call that the first plan does not fit: captured anew, parameters held as they are."""
     what = "the way the model is called"
-    captured = all_succeed(lambda: capture(bare, args, kwargs, whole=whole), group, f"capturing {what}")
-    all_agree(captured.program.digest(), group, what)
+    captured = all_succeed(lambda: capture(bare, args, kwargs, whole=whole), mesh, f"capturing {what}")
+    all_agree(captured.program.digest(), mesh, what)
 
     def decide() -> str:
         held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}
         return search(captured.program, first.mesh, prices, parameters=held).to_json()
 
-    text = broadcast_from_first(decide, group, f"planning for {what}")
-    return all_succeed(lambda: bind(captured, Plan.from_json(text), place, bare), group, f"rewriting for {what}")
+    text = broadcast_from_first(decide, mesh, f"planning for {what}")
+    return all_succeed(lambda: bind(captured, Plan.from_json(text), place, bare), mesh, f"rewriting for {what}")
 
 
 def check_mesh(mesh: DeviceMesh) -> None:

@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 from harness import run_ranks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxpar
 from fxpar.errors import InfeasibleError, RankError
@@ -35,16 +35,16 @@ def fail_on(rank: int, error: Exception) -> int:
 
 
 def all_cases() -> list[tuple[str, str]]:
-    group = dist.group.WORLD
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     start = time.monotonic()
     found = [
-        outcome(lambda: broadcast_from_first(lambda: dist.get_rank() + 5, group, "planning")),
-        outcome(lambda: broadcast_from_first(lambda: fail(InfeasibleError("no plan")), group, "planning")),
-        outcome(lambda: broadcast_from_first(lambda: fail(ValueError("odd")), group, "planning")),
-        outcome(lambda: all_succeed(lambda: fail_on(-1, ValueError()), group, "sharding")),
-        outcome(lambda: all_succeed(lambda: fail_on(1, ValueError("odd")), group, "sharding")),
-        outcome(lambda: all_agree("same", group, "the plan")),
-        outcome(lambda: all_agree(str(dist.get_rank()), group, "the plan")),
+        outcome(lambda: broadcast_from_first(lambda: dist.get_rank() + 5, mesh, "planning")),
+        outcome(lambda: broadcast_from_first(lambda: fail(InfeasibleError("no plan")), mesh, "planning")),
+        outcome(lambda: broadcast_from_first(lambda: fail(ValueError("odd")), mesh, "planning")),
+        outcome(lambda: all_succeed(lambda: fail_on(-1, ValueError()), mesh, "sharding")),
+        outcome(lambda: all_succeed(lambda: fail_on(1, ValueError("odd")), mesh, "sharding")),
+        outcome(lambda: all_agree("same", mesh, "the plan")),
+        outcome(lambda: all_agree(str(dist.get_rank()), mesh, "the plan")),
     ]
     assert time.monotonic() - start < 10
     return found
@@ -63,6 +63,35 @@ def test_every_rank_hears_of_results_and_errors() -> None:
     assert first[5] == second[5] == ("result", "None")
     assert first[6] == second[6]
     assert first[6][0] == RankError.__name__ and "rank 0 has 0, rank 1 has 1" in first[6][1]
+
+
+def on_two_axes() -> list[tuple[str, str]]:
+    """A (2, 2) mesh in another order than the ranks', and a part on the outer two of three axes."""
+    torch_mesh = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp"))
+    part = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("a", "b", "c"))["a", "b"]
+    rank = dist.get_rank()
+    return [
+        outcome(lambda: broadcast_from_first(lambda: rank + 5, torch_mesh, "planning")),
+        outcome(lambda: broadcast_from_first(lambda: fail(ValueError("odd")), torch_mesh, "planning")),
+        outcome(lambda: all_succeed(lambda: fail_on(2, ValueError("odd")), torch_mesh, "sharding")),
+        outcome(lambda: all_agree("same" if rank != 1 else "other", torch_mesh, "the plan")),
+        outcome(lambda: all_agree("same", part, "the plan")),
+        outcome(lambda: broadcast_from_first(lambda: rank + 7, part, "planning")),
+        outcome(lambda: meet(torch_mesh, f"two {os.getppid()}", "calling")),
+    ]
+
+
+def test_on_two_axes_everything_reaches_every_rank_once() -> None:
+    found = run_ranks(4, on_two_axes)
+    for rank, (told, failed, odd, differ, same, seven, met) in enumerate(found):
+        assert told == ("result", "5") and seven == ("result", "7") and same == met == ("result", "None")
+        assert failed == (
+            ("ValueError", "odd") if rank == 0 else ("RankError", "rank 0 failed at planning: ValueError: odd")
+        )
+        assert odd == (
+            ("ValueError", "odd") if rank == 2 else ("RankError", "rank 2 failed at sharding: ValueError: odd")
+        )
+        assert differ[0] == "RankError" and "rank 0 has same, rank 1 has other" in differ[1]
 
 
 def draws() -> tuple[list[float], list[float], list[float], list[float]]:
@@ -96,13 +125,13 @@ def test_common_numbers_agree_own_numbers_differ_and_the_users_stream_is_untouch
 
 def late() -> list[tuple[str, str]]:
     """Rank 1 comes to two meetings, rank 0 only to the second, before it to a collective that needs rank 1."""
-    group, key = dist.group.WORLD, f"late {os.getppid()}"
+    mesh, key = init_device_mesh("cpu", (2,)), f"late {os.getppid()}"
     if dist.get_rank() == 1:
-        found = [outcome(lambda: meet(group, f"{key}/0", "calling with another shape", seconds=1.0))]
+        found = [outcome(lambda: meet(mesh, f"{key}/0", "calling with another shape", seconds=1.0))]
     else:
         found = []
     dist.all_reduce(torch.ones(1))
-    return [*found, outcome(lambda: meet(group, f"{key}/1", "calling with another shape", seconds=30.0))]
+    return [*found, outcome(lambda: meet(mesh, f"{key}/1", "calling with another shape", seconds=30.0))]
 
 
 def test_a_rank_that_comes_alone_says_who_is_missing() -> None:
