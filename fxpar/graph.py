@@ -118,6 +118,31 @@ class Node:
         return self.args[position] if position < len(self.args) else self.kwarg(name, default)
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What running a node takes in memory, beyond its operands and outputs, and what its backward keeps of them.
+
+    ``operands`` and ``outputs`` are the positions (among :attr:`Node.operands` and among the outputs that are tensors)
+    that autograd keeps, ``own_bytes`` what it keeps besides (masks, statistics, ...). ``views`` says of each output
+    tensor of which operand it is a view, if of any. ``forward_bytes`` and ``backward_bytes`` are the most that is alive
+    while it runs forward (what it keeps of its own included) and backward (gradients that come and go left out).
+    All bytes are those of the whole operation, not divided by any degree.
+    """
+
+    operands: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    own_bytes: int = 0
+    views: tuple[int | None, ...] = ()
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+
+    def __repr__(self) -> str:
+        kept = [f"in{index}" for index in self.operands] + [f"out{index}" for index in self.outputs]
+        kept += [f"{self.own_bytes}B"] if self.own_bytes else []
+        views = [f"out{out} is in{operand}" for out, operand in enumerate(self.views) if operand is not None]
+        return "; ".join(filter(None, ("keeps " + " ".join(kept) if kept else "", ", ".join(views))))
+
+
 def refs(arg: Any) -> Iterator[Ref]:
     """All :class:`Ref` in a nested argument, in order."""
     found: list[Ref] = []
@@ -178,18 +203,19 @@ class Graph:
             raise CaptureError(f"graph {self.name}: {what} produces %{value}, which is taken or out of range")
         known.add(value)
 
-    def text(self, *, canonical: bool = False) -> str:
+    def text(self, *, canonical: bool = False, footprints: tuple[Footprint, ...] = ()) -> str:
         """A line per input, node and output; ``canonical`` leaves out names, modules and source lines."""
         lines = [] if canonical else [f"graph {self.name}"]
         for item in self.inputs:
             name = "" if canonical else f" {item.name}"
             lines.append(f"%{item.value} = {item.kind}{name} {self.values[item.value]}")
-        for node in self.nodes:
+        for index, node in enumerate(self.nodes):
             outs = ", ".join("_" if out is None else f"%{out} {self.values[out]}" for out in node.outputs)
             kwargs = "".join(f", {name}={arg!r}" for name, arg in node.kwargs)
             mode = "" if node.grad_enabled else " no_grad"
             mode += "".join(f" autocast({device},{dtype},{on})" for device, dtype, on in node.autocast)
             where = "" if canonical else f"  # {node.module} {node.source}"
+            where += f"  ({footprints[index]})" if footprints and str(footprints[index]) else ""
             lines.append(f"{outs} = {node.op}({', '.join(map(repr, node.args))}{kwargs}){mode}{where}")
         lines.append(f"return {self.outputs!r}")
         for index, (name, value) in enumerate(self.updates):
@@ -211,13 +237,17 @@ class Program:
 
     A block call's ``args`` are the block's ``"input"`` inputs in order, its parameters and buffers are those of the
     module at ``node.module``. ``aliases`` maps every further name of a tied parameter or buffer to its first name.
-    ``unused`` has the bytes of each parameter that no graph reads.
+    ``unused`` has the bytes of each parameter that no graph reads. ``footprints`` says what each node takes in memory,
+    by graph (empty if nobody has looked), and ``recompute`` lists the modules that are called as blocks and run again
+    in backward.
     """
 
     top: Graph
     blocks: dict[str, Graph] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     unused: dict[str, int] = field(default_factory=dict)
+    footprints: dict[str, tuple[Footprint, ...]] = field(default_factory=dict)
+    recompute: tuple[str, ...] = ()
 
     def verify(self) -> Program:
         """Check every graph, and that block calls fit their blocks; return self."""
@@ -233,6 +263,9 @@ class Program:
             wanted = [item for item in block.inputs if item.kind == "input"]
             if len(node.args) != len(wanted) or len(node.outputs) != len(block.outputs):
                 raise CaptureError(f"{node.module} does not fit {node.op}: its inputs or outputs differ in number")
+        for name, graph in self.graphs().items():
+            if self.footprints and len(self.footprints.get(name, ())) != len(graph.nodes):
+                raise CaptureError(f"graph {name}: {len(graph.nodes)} nodes, but not as many footprints")
         return self
 
     def graphs(self) -> dict[str, Graph]:
@@ -249,7 +282,9 @@ class Program:
         return self.aliases.get(name, name)
 
     def text(self) -> str:
-        return "\n\n".join(graph.text() for graph in self.graphs().values())
+        return "\n\n".join(
+            graph.text(footprints=self.footprints.get(name, ())) for name, graph in self.graphs().items()
+        )
 
     def digest(self) -> str:
         """A hash of the whole program, of its parameter names, and of nothing else."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import gc
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,20 @@ from torch import nn
 
 from fxpar import trees
 from fxpar.capture import modules, recorder
+from fxpar.capture.footprint import footprints
 from fxpar.capture.frame import sorted_inputs
+from fxpar.capture.opaque import WholeCall
 from fxpar.capture.session import Session
 from fxpar.capture.signals import RestartError
 from fxpar.capture.structure import Structure, worth_folding
 from fxpar.capture.units import Unit, Units, finish_outputs, new_frame
 from fxpar.capture.where import is_library, line_of
 from fxpar.errors import CaptureError, FxparError
-from fxpar.graph import Graph, Input, Node, Program, Ref, map_refs
+from fxpar.graph import Footprint, Graph, Input, Node, Program, Ref, map_refs
 from fxpar.normalise import normalise
+
+#: The keyword argument of a parallel model's call that goes to its loss function, as a tuple.
+LOSS_ARGS = "loss_args"
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Captured:
     ``callables`` are what ``call:<id>`` and ``whole:<id>`` nodes run. ``constants`` are tensors that are neither
     parameter, buffer nor input, by input name (see :meth:`constant_of`). ``notes`` are for the user.
     ``recompute`` has the blocks to run again in backward, by path: see :class:`~fxpar.capture.recompute.Recompute`.
+    ``output_names`` has a name for each tensor of the result (:func:`fxpar.trees.result_names`).
     """
 
     program: Program
@@ -47,6 +54,7 @@ class Captured:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recompute: dict[str, str] = field(default_factory=dict)
+    output_names: tuple[str, ...] = ()
 
     def constant_of(self, model: nn.Module, module: str, name: str) -> torch.Tensor:
         """The tensor behind the input ``name`` of kind ``"constant"`` of the graph captured from ``module``."""
@@ -62,11 +70,13 @@ def capture(
     *,
     whole: Sequence[str] = (),
     fold: bool = True,
+    loss_fn: Callable[..., Any] | None = None,
 ) -> Captured:
     """Record what ``model(*args, **kwargs)`` computes, without computing it and without changing ``model``.
 
     Modules whose qualified name matches a glob in ``whole`` are kept as one operation. Grad mode, autocast and
-    train/eval mode are those of the caller. Raises :class:`CaptureError` when no graph can repeat the forward.
+    train/eval mode are those of the caller. With ``loss_fn``, what is recorded is ``loss_fn(output, *loss_args)``, if
+    ``kwargs`` has ``loss_args``. Raises :class:`CaptureError` when no graph can repeat the forward.
 
     >>> captured = capture(nn.Linear(3, 2, bias=False), (torch.zeros(4, 3),))
     >>> print(captured.program.top.text(canonical=True))
@@ -85,7 +95,7 @@ def capture(
             session = Session(model, structure, whole)
             units = Units(session, kinds, banned)
             try:
-                return _capture_once(session, units, args, kwargs or {})
+                return _capture_once(session, units, args, kwargs or {}, loss_fn)
             except RestartError as restart:
                 kinds, banned = kinds | restart.fold, banned | restart.keep_apart
     finally:
@@ -93,21 +103,32 @@ def capture(
             gc.enable()
 
 
-def _capture_once(session: Session, units: Units, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def _capture_once(
+    session: Session,
+    units: Units,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[..., Any] | None,
+) -> Captured:
     model = session.model
     _check_arguments(args, kwargs)
     tensors, in_spec, _ = trees.flatten_call(args, kwargs)
-    names = trees.tensor_names(model.forward, args, kwargs)
+    input_names = trees.tensor_names(model.forward, args, kwargs)
     frame = new_frame(session, "top", "")
     session.frames.append(frame)
     try:
         with recorder.recording(session, session.fakes):
             fakes = [session.fakes.like(tensor) for tensor in tensors]
-            for name, fake in zip(names, fakes, strict=True):
+            for name, fake in zip(input_names, fakes, strict=True):
                 frame.add_input("input", name, fake)
             session.call_block = units.call
             new_args, new_kwargs = trees.unflatten(in_spec, fakes)
+            loss_args = new_kwargs.pop(LOSS_ARGS, None) if loss_fn else None
             result = modules.run(session, model, "", new_args, modules.without_cache(session, model, new_kwargs))
+            if loss_fn and loss_args is not None:
+                session.failed_in = "loss_fn"
+                result = loss_fn(result, *loss_args)
+            names = trees.result_names(result)
             outputs, out_spec, _ = finish_outputs(session, result, 0)
     except FxparError:
         raise
@@ -128,7 +149,7 @@ def _capture_once(session: Session, units: Units, args: tuple[Any, ...], kwargs:
     modules.check_whole(session)
     top = frame.graph(outputs, session.structure.order(model))
     units.check_updates(top)
-    return _assemble(session, units, top, in_spec, out_spec)
+    return replace(_assemble(session, units, top, in_spec, out_spec), output_names=names)
 
 
 _PLAIN = (str, bytes, bool, int, float, complex, enum.Enum, type, slice, range, torch.dtype, torch.device, torch.layout)
@@ -171,7 +192,12 @@ def _assemble(session: Session, units: Units, top: Graph, in_spec: trees.Spec, o
         {name: unit.normal(name) for name, unit in blocks.items()},
         session.structure.aliases(),
     )
-    program = Program(program.top, program.blocks, program.aliases, _unused(session, program)).verify()
+    program = replace(
+        program,
+        unused=_unused(session, program),
+        footprints=_footprints(session, program),
+        recompute=tuple(session.recompute.paths),
+    ).verify()
     specs = {name: (unit.in_spec, unit.out_spec) for name, unit in blocks.items()}
     notes = tuple(filter(None, (*session.notes, session.recompute.note())))
     return Captured(
@@ -184,6 +210,16 @@ def _assemble(session: Session, units: Units, top: Graph, in_spec: trees.Spec, o
         notes,
         dict(session.recompute.paths),
     )
+
+
+def _footprints(session: Session, program: Program) -> dict[str, tuple[Footprint, ...]]:
+    callables: dict[str, Any] = {}
+    for name, call in session.callables.items():
+        whole = isinstance(call, WholeCall)
+        callables[f"whole:{name}" if whole else f"call:{name}"] = (
+            partial(call, session.model.get_submodule(call.path)) if whole else call
+        )
+    return {name: footprints(graph, session.fakes, callables) for name, graph in program.graphs().items()}
 
 
 def _unused(session: Session, program: Program) -> dict[str, int]:

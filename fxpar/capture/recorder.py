@@ -11,7 +11,8 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -115,6 +116,49 @@ class Fakes:
                 yield
         finally:
             self.off = was
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of the memory that operations make, for as long as it is in use: ``now_bytes``, ``peak_bytes``.
+
+    It sees backward operations of the same thread too, and what DTensors do underneath; not the scratch memory inside
+    of an operation.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.now_bytes = self.peak_bytes = 0
+        self._seen: set[int] = set()
+        for tensor in known:
+            self._note(tensor, count=False)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, torch.Tensor) and is_wrapper(kind) for kind in types):
+            return NotImplemented  # it comes again as operations on what is inside
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor)
+        return result
+
+    def _note(self, tensor: torch.Tensor, *, count: bool = True) -> None:
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        size = storage.nbytes() if count else 0
+        self.now_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now_bytes -= size
+
+
+def is_wrapper(kind: type[torch.Tensor]) -> bool:
+    """Whether tensors of a class have other tensors inside, and no memory of their own."""
+    return hasattr(kind, "__tensor_flatten__")
 
 
 class _Grow(torch.autograd.Function):
