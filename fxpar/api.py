@@ -7,23 +7,24 @@ Everything that decides or rewrites is in the stage modules; this file is the pi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.binding import bind, kept_whole, place_of
-from fxpar.capture import Captured, capture
+from fxpar.boundary import Boundary, BoundaryRule, data_axes_of
+from fxpar.calls import Calls, capture_call, check_loss, check_loss_args, check_plan, example_call
+from fxpar.capture import Captured
 from fxpar.cluster import Cluster, presets
-from fxpar.errors import LayoutError, PlanError
-from fxpar.inputs import derive_inputs
 from fxpar.layout import Mesh
+from fxpar.meshes import as_mesh, check_mesh
 from fxpar.plans import Plan
 from fxpar.rewrite import Place
 from fxpar.runtime.agree import all_agree, all_succeed, broadcast_from_first, meet
@@ -40,8 +41,15 @@ def plan(
     *,
     example_args: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    example_loss_args: Sequence[Any] | None = None,
+    data_axes: Sequence[str] | None = None,
+    input_placements: Any = None,
+    output_placements: Any = None,
     cluster: str | Path | Cluster | None = None,
     constraints: Mapping[str, str] | None = None,
+    optimizer: str = "adamw",
+    memory_limit_bytes: int | None = None,
     strict: bool = False,
     whole: Sequence[str] = (),
     time_limit_seconds: float = 60.0,
@@ -49,13 +57,24 @@ def plan(
 ) -> Plan:
     """Choose how to split ``model`` over ``mesh``; no process group is needed, and no parameter is touched.
 
-    ``mesh`` is ``{"axis": degree}`` or a :class:`DeviceMesh`; the model may be on ``meta``. ``constraints`` holds
-    parameters in given states by glob (``{"*.down_proj.weight": "S1@tp"}``). ``whole`` are globs of modules to compute
-    whole, untraced. ``strict`` refuses operations without a rule. ``dump`` is a folder for the text of every stage.
+    ``mesh`` is ``{"axis": degree}`` or a :class:`DeviceMesh`, of one to three axes; the model may be on ``meta``.
+    ``data_axes`` carry the batch (left out: those with a name such as ``dp``, ``fsdp`` or ``data``,
+    :data:`fxpar.boundary.DATA_AXES`): every rank along them calls the model with its own part of the batch, and
+    ``example_args`` and ``example_kwargs`` are one rank's. The batch is dim 0 of the first tensor and of all inputs
+    and outputs whose dim 0 is as long. ``input_placements`` and ``output_placements`` say otherwise: a pytree of
+    DTensor placements (a sequence per tensor, one for each mesh axis), or a dict from names (of an argument, a path in
+    it, a key or position in the output) to such.
+
+    With ``loss_fn`` the program is the model and ``loss_fn(output, *loss_args)``; ``example_loss_args`` are those of
+    one call. ``constraints`` holds parameters in given states by glob (``{"*.down_proj.weight": "S1@tp"}``).
+    ``optimizer`` and ``memory_limit_bytes`` are what the plan has to leave room for on every device. ``whole`` are
+    globs of modules to compute whole, untraced. ``strict`` refuses operations without a rule. ``dump`` is a folder for
+    the text of every stage.
 
     Raises :class:`~fxpar.errors.CaptureError` when the model cannot be captured, :class:`~fxpar.errors.RuleError` under
-    ``strict``, :class:`~fxpar.errors.LayoutError` for a mesh that cannot be used, and
-    :class:`~fxpar.errors.InfeasibleError` for constraints that nothing satisfies.
+    ``strict``, :class:`~fxpar.errors.LayoutError` for a mesh or placements that cannot be used,
+    :class:`~fxpar.errors.CallError` for a loss without its arguments, and :class:`~fxpar.errors.InfeasibleError` for
+    constraints that nothing satisfies.
 
     >>> import torch, fxpar
     >>> mlp = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
@@ -63,13 +82,20 @@ def plan(
     >>> found.parameters["0.weight"], found.parameters["2.weight"], found.status
     ((S0,), (S1,), 'optimal')
     """
-    stages = Stages(dump)
-    captured, _, _ = captured_model(model, example_args, example_kwargs, whole=whole, stages=stages)
+    stages, axes = Stages(dump), as_mesh(mesh)
+    check_loss(loss_fn, example_loss_args)
+    rule = BoundaryRule(data_axes_of(axes, data_axes))
+    calls = Calls(axes, rule, whole, loss_fn, input_placements, output_placements)
+    args, kwargs = example_call(model, example_args, example_kwargs, example_loss_args, calls)
+    captured, boundary = captured_model(model, args, kwargs, calls, stages)
     return search(
         captured.program,
-        as_mesh(mesh),
+        axes,
         cluster_for(cluster, mesh),
+        boundary=boundary,
         parameters=constraints,
+        optimizer=optimizer,
+        memory_limit_bytes=memory_limit_bytes,
         strict=strict,
         time_limit_seconds=time_limit_seconds,
         stages=stages,
@@ -83,31 +109,50 @@ def parallelize(
     *,
     example_args: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    example_loss_args: Sequence[Any] | None = None,
     plan: Plan | None = None,
+    data_axes: Sequence[str] | None = None,
+    input_placements: Any = None,
+    output_placements: Any = None,
     cluster: str | Path | Cluster | None = None,
     constraints: Mapping[str, str] | None = None,
+    optimizer: str = "adamw",
+    memory_limit_bytes: int | None = None,
     strict: bool = False,
     whole: Sequence[str] = (),
     time_limit_seconds: float = 60.0,
 ) -> nn.Module:
     """Split ``model`` over ``mesh``, in place: the same object, its parameters DTensors, its forward rewritten.
 
-    Every rank of the mesh calls it with an equal model and equal inputs. The first rank plans (unless ``plan`` is
-    given) and tells the others; the other options are those of :func:`plan`. Nothing is changed unless everything
-    fits on every rank: besides what :func:`plan` raises, :class:`~fxpar.errors.PlanError` when ``plan`` is for
-    another model, inputs or mesh, :class:`~fxpar.errors.CallError` for a model that is sharded already, and
-    :class:`~fxpar.errors.RankError` when another rank fails or has another model.
+    Every rank of the mesh calls it with an equal model and, along axes that carry no batch, equal inputs. The first
+    rank plans (unless ``plan`` is given) and tells the others; the other options are those of :func:`plan`.
+
+    With ``loss_fn`` the model is then called with ``loss_args=(...)`` beside its own arguments, and returns the loss;
+    in eval mode it may be called without, and returns its output. A loss inside of the model (by ``loss_fn``, or
+    because its forward computes one) is that of the whole batch, also if the ranks' parts have unequal numbers of
+    tokens, and so are the gradients. With a loss outside, computed by every rank on its part of the outputs, gradients
+    are those of the mean of the ranks' losses, as DistributedDataParallel and FSDP have it.
+
+    Nothing is changed unless everything fits on every rank: besides what :func:`plan` raises,
+    :class:`~fxpar.errors.PlanError` when ``plan`` is for another model, inputs or mesh,
+    :class:`~fxpar.errors.CallError` for a model that is sharded already, and :class:`~fxpar.errors.RankError` when
+    another rank fails or has another model.
     """
     check_mesh(mesh)
-    axes = as_mesh(mesh)
-    stages = Stages()
+    axes, stages = as_mesh(mesh), Stages()
+    check_loss(loss_fn, example_loss_args)
+    given = plan.boundary if plan else BoundaryRule()
+    rule = given if plan and data_axes is None else replace(given, data_axes=data_axes_of(axes, data_axes))
+    calls = Calls(axes, rule, whole, loss_fn, input_placements, output_placements)
 
-    def read() -> tuple[Captured, Any, nn.Module]:
+    def read() -> tuple[Captured, Boundary, Any, nn.Module]:
         check_parameters(model, {})
-        captured, args, kwargs = captured_model(model, example_args, example_kwargs, whole=whole, stages=stages)
-        return captured, call_key(list(model.modules()), args, kwargs), skeleton(model)
+        args, kwargs = example_call(model, example_args, example_kwargs, example_loss_args, calls)
+        captured, boundary = captured_model(model, args, kwargs, calls, stages)
+        return captured, boundary, call_key(list(model.modules()), args, kwargs), skeleton(model)
 
-    captured, key, bare = all_succeed(read, mesh, "capturing the model")
+    captured, boundary, key, bare = all_succeed(read, mesh, "capturing the model")
     all_agree(captured.program.digest(), mesh, "the captured model")
 
     prices = cluster_for(cluster, mesh, plan)
@@ -117,7 +162,10 @@ def parallelize(
             captured.program,
             axes,
             prices,
+            boundary=boundary,
             parameters=constraints,
+            optimizer=optimizer,
+            memory_limit_bytes=memory_limit_bytes,
             strict=strict,
             time_limit_seconds=time_limit_seconds,
             stages=stages,
@@ -132,7 +180,7 @@ def parallelize(
     place = place_of(mesh, axes)
 
     def ready() -> Variant:
-        check_same_mesh(chosen, axes)
+        check_plan(chosen, axes, captured, boundary)
         found = bind(captured, chosen, place, bare)
         check_parameters(model, chosen.parameters)
         return found
@@ -140,11 +188,12 @@ def parallelize(
     variant = all_succeed(ready, mesh, "rewriting the model")
     all_agree(chosen.digest, mesh, "the plan")
 
-    meetings = count()
+    meetings, further = count(), calls.settled(boundary.rule)
 
     def recapture(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        check_loss_args(bare, kwargs, loss_fn, training=root.training)
         meet(mesh, f"{name}/{next(meetings)}", "calling the model in a new way (other shapes, dtypes or modes)")
-        return another_variant(follow(bare, root), args, kwargs, whole, chosen, prices, place, mesh)
+        return another_variant(follow(bare, root), args, kwargs, further, chosen, prices, place, mesh)
 
     apply(
         model,
@@ -164,7 +213,7 @@ def another_variant(
     bare: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    whole: Sequence[str],
+    calls: Calls,
     first: Plan,
     prices: Cluster,
     place: Place,
@@ -172,71 +221,25 @@ def another_variant(
 ) -> Variant:
     """What to run for a call that the first plan does not fit: captured anew, parameters held as they are."""
     what = "the way the model is called"
-    captured = all_succeed(lambda: capture(bare, args, kwargs, whole=whole), mesh, f"capturing {what}")
+    captured, boundary = all_succeed(lambda: capture_call(bare, args, kwargs, calls), mesh, f"capturing {what}")
     all_agree(captured.program.digest(), mesh, what)
 
     def decide() -> str:
         held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}
-        return search(captured.program, first.mesh, prices, parameters=held).to_json()
+        return search(captured.program, first.mesh, prices, boundary=boundary, parameters=held).to_json()
 
     text = broadcast_from_first(decide, mesh, f"planning for {what}")
     return all_succeed(lambda: bind(captured, Plan.from_json(text), place, bare), mesh, f"rewriting for {what}")
 
 
-def check_mesh(mesh: DeviceMesh) -> None:
-    """Raise :class:`LayoutError` unless ``mesh`` is a DeviceMesh that this rank is part of."""
-    if not isinstance(mesh, DeviceMesh):
-        raise LayoutError(
-            f"parallelize needs a DeviceMesh, not {type(mesh).__name__}; make one with "
-            "torch.distributed.device_mesh.init_device_mesh, or use fxpar.plan to plan without processes"
-        )
-    if mesh.get_coordinate() is None:
-        raise LayoutError(
-            f"rank {dist.get_rank()} is not part of the mesh {mesh}; call parallelize only on the ranks of the mesh "
-            "(those whose mesh.get_coordinate() is not None)"
-        )
-
-
-def check_same_mesh(plan: Plan, mesh: Mesh) -> None:
-    """Raise :class:`PlanError` unless ``plan`` was made for ``mesh``."""
-    if plan.mesh != mesh:
-        raise PlanError(f"the plan is for a mesh {dict(plan.mesh.axes)}, and this one is {dict(mesh.axes)}; plan again")
-
-
 def captured_model(
-    model: nn.Module,
-    example_args: Sequence[Any] | None,
-    example_kwargs: Mapping[str, Any] | None,
-    *,
-    whole: Sequence[str] = (),
-    stages: Stages,
-) -> tuple[Captured, tuple[Any, ...], dict[str, Any]]:
-    """Capture ``model`` on the example inputs, or on inputs derived from it when there are none; and those inputs."""
-    if example_args is None and example_kwargs is None:
-        args, kwargs, description = derive_inputs(model)
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            print(f"fxpar: no example inputs given; assuming {description}")
-    else:
-        args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], calls: Calls, stages: Stages
+) -> tuple[Captured, Boundary]:
+    """Capture a call, as a stage of planning."""
     with stages.stage("capture"):
-        captured = capture(model, args, kwargs, whole=whole)
+        captured, boundary = capture_call(model, args, kwargs, calls)
     stages.write("program", captured.program.text)
-    return captured, args, kwargs
-
-
-def as_mesh(mesh: DeviceMesh | Mesh | Mapping[str, int]) -> Mesh:
-    """The mesh as names and degrees; raises :class:`LayoutError` if it has more than one axis."""
-    if isinstance(mesh, DeviceMesh):
-        names = mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(mesh.ndim))
-        found = Mesh(tuple(zip(names, mesh.shape, strict=True)))
-    else:
-        found = mesh if isinstance(mesh, Mesh) else Mesh.of(dict(mesh))
-    if len(found.axes) != 1:
-        raise LayoutError(
-            f"the mesh has axes {', '.join(found.names)}; this version splits over one axis: "
-            f"pass a sub-mesh such as mesh[{found.names[-1]!r}]"
-        )
-    return found
+    return captured, boundary
 
 
 def cluster_for(

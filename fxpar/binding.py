@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxpar.boundary import averaging_share
 from fxpar.capture import Captured
 from fxpar.graph import Graph, Node, Program, Ref
 from fxpar.layout import Mesh
@@ -45,6 +46,7 @@ def bind(captured: Captured, plan: Plan, place: Place, skeleton: nn.Module) -> V
             # A copy: the skeleton follows the model into other train/eval modes, this variant stays as captured.
             callables[node.op] = partial(call, copy.deepcopy(skeleton.get_submodule(call.path)))
     graphs = rewrite_program(program, plan, place, callables)
+    leave = [layout for layout in plan.graphs["top"].outputs if layout is not None]
     bodies = {name: _body(graph, graphs[name]) for name, graph in program.graphs().items()}
     return Variant(
         top=bodies.pop("top"),
@@ -55,6 +57,7 @@ def bind(captured: Captured, plan: Plan, place: Place, skeleton: nn.Module) -> V
         constants={name: tensor.to(place.device) for name, tensor in captured.constants.items()},
         random=any(_is_random(node) for node in _nodes(program)),
         recompute=captured.recompute,
+        shares=tuple(averaging_share(layout, plan.boundary.data_axes, plan.mesh) for layout in leave),
     )
 
 

@@ -6,7 +6,6 @@ In: shapes and names of a call's tensors, which axes carry the batch, and what t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,19 +23,8 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Boundary:
-    """A layout per input of kind ``"input"`` of the top graph, and per flat output of it (``None`` for a constant)."""
-
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Layout | None, ...]
-
-
-@dataclass(frozen=True)
 class BoundaryRule:
-    """How boundaries are made, for any call: ``data_axes`` carry the batch; layouts by input and output name override.
-
-    A name stands for itself and for all that it contains: ``"batch"`` for ``"batch['ids']"``.
-    """
+    """How boundaries are made, for any call: ``data_axes`` carry the batch; layouts by input and output name win."""
 
     data_axes: tuple[str, ...] = ()
     inputs: Mapping[str, Layout] = field(default_factory=dict)
@@ -49,6 +37,18 @@ class BoundaryRule:
         (S0, I, S0/2)
         """
         return nested_layout(tuple(S(0) if name in self.data_axes else I for name in mesh.names), mesh.degrees)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A layout per input of kind ``"input"`` of the top graph, and per flat output of it (``None`` for a constant).
+
+    ``rule`` is what they were made by.
+    """
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout | None, ...]
+    rule: BoundaryRule = BoundaryRule()
 
 
 def data_axes_of(mesh: Mesh, asked: Iterable[str] | None) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def input_layouts(tensors: Sequence[tuple[str, Shape]], rule: BoundaryRule, mesh
     usual, whole = rule.batch_layout(mesh), (I,) * len(mesh.axes)
     found = []
     for name, shape in tensors:
-        layout = _asked(rule.inputs, name) or (usual if shape and shape[0] == batch else whole)
+        layout = rule.inputs.get(name) or (usual if shape and shape[0] == batch else whole)
         _check_dims(layout, shape, f"input {name!r}")
         found.append(layout)
     return tuple(found)
@@ -126,7 +126,7 @@ def boundary_of(
             continue
         name, shape = next(names), graph.values[out.value].shape
         cut = out.value in dependent and bool(shape) and shape[0] in lengths
-        layout = _asked(rule.outputs, name) or (usual if cut else whole)
+        layout = rule.outputs.get(name) or (usual if cut else whole)
         _check_dims(layout, shape, f"output {name!r}")
         if not fits(shape, layout, mesh.degrees):
             raise LayoutError(
@@ -134,7 +134,7 @@ def boundary_of(
                 "divide it evenly; give it another placement in output_placements"
             )
         outputs.append(layout)
-    return Boundary(inputs, tuple(outputs))
+    return Boundary(inputs, tuple(outputs), rule)
 
 
 def _reached(program: Program, values: Iterable[int]) -> set[int]:
@@ -144,25 +144,6 @@ def _reached(program: Program, values: Iterable[int]) -> set[int]:
         if any(operand in reached for operand in node.operands):
             reached.update(out for out in node.outputs if out is not None)
     return reached
-
-
-def named_layouts(asked: Mapping[str, Layout], known: Sequence[str], option: str) -> dict[str, Layout]:
-    """``asked``, if each of its names is, or contains, one of ``known``; else :class:`LayoutError` with the nearest."""
-    for name in asked:
-        if not any(_contains(name, other) for other in known):
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
-            raise LayoutError(f"{option} names {name!r}, which does not exist; nearest: {', '.join(near) or 'none'}")
-    return dict(asked)
-
-
-def _asked(layouts: Mapping[str, Layout], name: str) -> Layout | None:
-    """The layout asked for under the longest name that contains ``name``."""
-    fitting = [asked for asked in layouts if _contains(asked, name)]
-    return layouts[max(fitting, key=len)] if fitting else None
-
-
-def _contains(name: str, other: str) -> bool:
-    return other == name or other.startswith((f"{name}[", f"{name}."))
 
 
 def _check_dims(layout: Layout, shape: Shape, what: str) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fxpar.boundary import BoundaryRule
 from fxpar.errors import PlanError
 from fxpar.layout import Layout, Mesh, State, parse_state
 from fxpar.rules.strategy import Strategy
@@ -102,7 +104,8 @@ class Plan:
 
     ``status`` is ``"optimal"`` when the solver proved it, ``"time limit"`` when not, ``"given"`` for a layout that
     nobody searched. ``whole_seconds`` is the step without any split; ``split_seconds`` is the best step in which
-    some parameter is split (``None`` if none can be).
+    some parameter is split (``None`` if none can be). ``boundary`` says in which layouts inputs arrive and outputs
+    leave, also of calls that are planned later.
     """
 
     mesh: Mesh
@@ -125,12 +128,14 @@ class Plan:
     timings: dict[str, float] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    boundary: BoundaryRule = field(default_factory=BoundaryRule)
 
     @property
     def digest(self) -> str:
         """A hash of what will be run: the mesh, the program and every choice; not of prices or timings."""
-        core = json.dumps([_mesh_out(self.mesh), self.program, _graphs_out(self.graphs), _layouts_out(self.parameters)])
-        return hashlib.sha256(core.encode()).hexdigest()[:16]
+        core = [_mesh_out(self.mesh), self.program, _graphs_out(self.graphs), _layouts_out(self.parameters)]
+        core += [] if self.boundary == BoundaryRule() else [_rule_out(self.boundary)]
+        return hashlib.sha256(json.dumps(core).encode()).hexdigest()[:16]
 
     @property
     def unsplit_share(self) -> float:
@@ -182,6 +187,7 @@ class Plan:
                 "timings": self.timings,
                 "stats": self.stats,
                 "notes": self.notes,
+                "boundary": _rule_out(self.boundary),
             },
             indent=indent,
         )
@@ -219,8 +225,24 @@ def _plan_in(data: dict[str, Any]) -> Plan:
         unruled_ops=tuple((op, module, count) for op, module, count in data["unruled_ops"]),
         choices=tuple(Choice(*item) for item in data["choices"]),
         notes=tuple(data["notes"]),
+        boundary=_rule_in(data.get("boundary", {})),
         **{name: data[name] for name in plain},
     )
+
+
+def _rule_out(rule: BoundaryRule) -> dict[str, Any]:
+    return {
+        "data_axes": list(rule.data_axes),
+        "inputs": _layouts_out(rule.inputs),
+        "outputs": _layouts_out(rule.outputs),
+    }
+
+
+def _rule_in(data: dict[str, Any]) -> BoundaryRule:
+    inputs, outputs = (
+        {name: _layout_in(layout) for name, layout in data.get(kind, {}).items()} for kind in ("inputs", "outputs")
+    )
+    return BoundaryRule(tuple(data.get("data_axes", ())), inputs, outputs)
 
 
 def _mesh_out(mesh: Mesh) -> list[list[Any]]:
@@ -235,7 +257,7 @@ def _layout_in(text: list[str]) -> Layout:
     return tuple(parse_state(state) for state in text)
 
 
-def _layouts_out(layouts: dict[str, Layout]) -> dict[str, list[str] | None]:
+def _layouts_out(layouts: Mapping[str, Layout]) -> dict[str, list[str] | None]:
     return {name: _layout_out(layout) for name, layout in layouts.items()}
 
 

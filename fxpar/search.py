@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from fxpar.assemble import assemble
+from fxpar.boundary import Boundary
 from fxpar.cluster import Cluster
 from fxpar.cost.price import Priced, price
-from fxpar.errors import RuleError
+from fxpar.errors import PlanError, RuleError
 from fxpar.graph import Program
 from fxpar.layout import Layout, Mesh
 from fxpar.pins import pin
@@ -52,16 +54,27 @@ def search(
     mesh: Mesh,
     cluster: Cluster,
     *,
+    boundary: Boundary | None = None,
     parameters: Mapping[str, str | Layout] | None = None,
+    optimizer: str = "adamw",
+    memory_limit_bytes: int | None = None,
     strict: bool = False,
     time_limit_seconds: float = 60.0,
     stages: Stages | None = None,
     notes: Sequence[str] = (),
 ) -> Plan:
-    """The cheapest plan for a captured program; ``parameters`` are states to hold, by glob."""
+    """The cheapest plan for a captured program; ``parameters`` are states to hold, by glob.
+
+    Inputs arrive and outputs leave as ``boundary`` says, whole if it is left out. ``optimizer`` names the one that
+    will be used; ``memory_limit_bytes`` bounds what a rank holds at once.
+    """
+    if memory_limit_bytes is not None:
+        raise PlanError(f"memory_limit_bytes={memory_limit_bytes}: this version cannot limit memory; leave it out")
+    if optimizer != "adamw":
+        raise PlanError(f"optimizer={optimizer!r}: this version prices 'adamw' only")
     stages = stages or Stages()
     with stages.stage("space"):
-        open_space = space(program, mesh)
+        open_space = space(program, mesh, boundary)
     stages.write("space", open_space.text)
     if strict and open_space.unruled:
         listed = ", ".join(f"{op} in {module or 'the model'}" for op, module, _ in open_space.unruled)
@@ -83,7 +96,7 @@ def search(
             notes=tuple(notes),
             stats=statistics(open_space, priced),
         )
-    found = found.with_timings(**stages.seconds)
+    found = replace(found.with_timings(**stages.seconds), boundary=boundary.rule if boundary else found.boundary)
     stages.write("plan", found.__str__)
     stages.write("explain", found.explain)
     return found

@@ -135,6 +135,29 @@ def tensor_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return tuple(name for name, leaf in named if isinstance(leaf, torch.Tensor))
 
 
+def named_parts(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:
+    """Every leaf of any pytree by its path, which starts with a plain key, field or position; ``""`` for a sole leaf.
+
+    >>> named_parts({"loss": 0.5, "states": (1, None)})
+    [('loss', 0.5), ('states[0]', 1), ('states[1]', None)]
+    """
+    flatten(tree)
+    found = []
+    for path, leaf in pytree.tree_flatten_with_path(tree, is_leaf=is_leaf or (lambda part: part is None))[0]:
+        heads = [str(getattr(path[0], part)) for part in ("key", "idx", "name") if path and hasattr(path[0], part)]
+        found.append((heads[0] + pytree.keystr(path[1:]) if heads else "", leaf))
+    return found
+
+
+def result_names(result: Any) -> tuple[str, ...]:
+    """A name for each tensor of a result: its keys or fields, or its position; ``"output"`` if it is a tensor itself.
+
+    >>> result_names({"loss": torch.zeros(()), "states": (torch.zeros(1), None)}), result_names(torch.zeros(1))
+    (('loss', 'states[0]'), ('output',))
+    """
+    return tuple(name or "output" for name, leaf in named_parts(result) if isinstance(leaf, torch.Tensor))
+
+
 def attribute_at(root: Any, path: str) -> Any:
     """What stands at a path like ``"layers.0.masks[1]"`` or ``"tables['cos']"``.
 

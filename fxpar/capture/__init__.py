@@ -7,6 +7,6 @@ and :mod:`~fxpar.capture.writes` take in-place operations out; :mod:`~fxpar.capt
 runs the result as it stands.
 """
 
-from fxpar.capture.program import Captured, capture
+from fxpar.capture.program import LOSS_ARGS, Captured, capture
 
-__all__ = ["Captured", "capture"]
+__all__ = ["LOSS_ARGS", "Captured", "capture"]

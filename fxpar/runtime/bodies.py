@@ -46,7 +46,8 @@ class Variant:
     of the modules that are called as blocks. ``constants`` are tensors that the graphs read and that are nobody's
     attribute. ``random`` says whether anything in it draws random numbers. ``recompute`` maps the path of a block that
     the model's forward runs under activation checkpointing to ``"around"``, or to ``"within"`` if it is the block's own
-    forward that does.
+    forward that does. ``shares`` has a number per output tensor of the model: the gradient that comes in at it is
+    divided by that, because each of so many ranks has a loss of its own, and their mean is meant.
     """
 
     top: Body
@@ -57,6 +58,7 @@ class Variant:
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     random: bool = True
     recompute: Mapping[str, str] = field(default_factory=dict)
+    shares: tuple[int, ...] = ()
 
 
 def flat_result(body: Body, tensors: list[Tensor], spec: Spec) -> list[Any]:

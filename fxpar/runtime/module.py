@@ -26,6 +26,7 @@ from fxpar.errors import CallError
 from fxpar.layout import Layout
 from fxpar.plans import Plan
 from fxpar.runtime import checkpoints, records
+from fxpar.runtime.averaging import averaged
 from fxpar.runtime.bodies import Body, Variant, flat_result
 from fxpar.runtime.guards import allow_use, refuse_use
 from fxpar.runtime.modes import restored_modes
@@ -240,7 +241,9 @@ def _root_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 outputs = root.run(variant.top, variant, tensors, *before)
         else:
             outputs = root.run(variant.top, variant, tensors, *before)
-    return unflatten(variant.result, [out for out in outputs if isinstance(out, torch.Tensor)])
+    results = [out for out in outputs if isinstance(out, torch.Tensor)]
+    results = [averaged(out, share) for out, share in zip(results, variant.shares, strict=True)]
+    return unflatten(variant.result, results)
 
 
 def _runs_again(block: nn.Module, how: str | None) -> bool:
@@ -257,7 +260,8 @@ def _prepare(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for tensor in tensors:
         if isinstance(tensor, DTensor):
             raise CallError(
-                "an input is a DTensor; pass plain tensors, equal on all ranks of the mesh (tensor.full_tensor())"
+                "an input is a DTensor; pass plain tensors: on data axes this rank's part (tensor.to_local()), on all "
+                "others equal on all ranks (tensor.full_tensor())"
             )
     return root.variant_for(model, args, kwargs, (call, mode_key(root.unique_modules))), tensors
 

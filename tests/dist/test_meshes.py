@@ -1,4 +1,4 @@
-"""Meshes: of one rank, sub-meshes, smaller than the world, unnamed, of too many axes; sizes that do not divide."""
+"""Meshes: of one rank, sub-meshes, smaller than the world, unnamed, of too many axes, of ranks out of order; sizes that do not divide."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_mesh_of_one_rank() -> None:
 
 
 def two_axes() -> bool:
-    """Sub-meshes of (dp, tp) and of (4, 1), and the refusal of both axes at once."""
+    """Sub-meshes of (dp, tp) and of (4, 1), and the refusals of four axes and of ranks that do not ascend."""
     both = mesh_of(2, 2, names=("dp", "tp"))
     model = assert_trains(both["tp"])
     assert applied_plan(model).mesh.axes == (("tp", 2),)
@@ -61,10 +61,16 @@ def two_axes() -> bool:
     long = mesh_of(4, 1, names=("dp", "tp"))
     assert applied_plan(assert_trains(long["tp"])).mesh.axes == (("tp", 1),)
     assert applied_plan(assert_trains(long["dp"])).mesh.axes == (("dp", 4),)
-    for mesh, names in ((both, "dp, tp"), (long, "dp, tp"), (mesh_of(2, 2, names=None), "dim_0, dim_1")):
+    many = mesh_of(1, 2, 2, 1, names=("a", "b", "c", "d"))
+    shuffled = DeviceMesh("cpu", [1, 0, 2, 3], mesh_dim_names=("tp",))
+    for mesh, message in (
+        (many, r"axes a, b, c, d; fxpar splits over 3 at most: pass a sub-mesh such as mesh\['b', 'c', 'd'\]"),
+        (mesh_of(2, 1, 2, 1, names=None), "axes dim_0, dim_1, dim_2, dim_3"),
+        (shuffled, r"do not ascend along axis 0: \[1, 0, 2, 3\]"),
+    ):
         untouched = stack()
         before = dict(untouched.named_parameters())
-        with pytest.raises(LayoutError, match=rf"axes {names}.*one axis: pass a sub-mesh such as mesh\["):
+        with pytest.raises(LayoutError, match=message):
             fxpar.parallelize(untouched, mesh, example_args=(rows(),))
         assert all(untouched.get_parameter(name) is p for name, p in before.items())
     unnamed = mesh_of(4, names=None)
@@ -72,7 +78,7 @@ def two_axes() -> bool:
     return True
 
 
-def test_sub_meshes_names_and_the_refusal_of_two_axes() -> None:
+def test_sub_meshes_names_and_refusals() -> None:
     assert all(run_ranks(4, two_axes, timeout=120))
 
 

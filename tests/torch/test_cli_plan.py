@@ -85,7 +85,7 @@ def test_strict_refuses_an_operation_without_a_rule(capsys: pytest.CaptureFixtur
         (["--model", "lama3-8b", "--mesh", "tp=2"], "did you mean"),
         (["--model", "plan_models:nothing", "--mesh", "tp=2"], "plan_models:nothing"),
         (["--model", "plan_models:mlp", "--mesh", "tp=2", "--cluster", "h1000"], "no cluster 'h1000'"),
-        (["--model", "plan_models:mlp", "--mesh", "dp=2,tp=2"], "dp, tp"),
+        (["--model", "plan_models:mlp", "--mesh", "a=2,b=2,c=2,d=2"], "a, b, c, d"),
     ],
 )
 def test_mistakes_are_one_message(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
