@@ -1,15 +1,20 @@
-"""Put a bias, split off at capture so that it can be placed by itself, back into the matrix product before it.
+"""Put together again what capture took apart so that it could be split, where the plan does not split it.
 
-In: one rank's fx graph. Out: the same graph with fewer calls. It changes no state: wherever the local sum of a product
-and a vector is what the plan wants, the fused product is that sum, rounded once as in the user's own model.
+In: one rank's fx graph. Out: the same graph with fewer calls: a bias goes back into the matrix product before it, the
+sums of a cross-entropy back into the loss. No state changes: what is local stays so, rounded as in the user's model.
 """
 
 from __future__ import annotations
 
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
+
+from fxpar.runtime.class_loss import class_loss, class_terms
+from fxpar.runtime.collectives import convert
+from fxpar.runtime.local_ops import loss_mean_split
 
 aten = torch.ops.aten
 
@@ -57,3 +62,51 @@ def _fuse(product: fx.Node, bias: fx.Node, add: fx.Node) -> None:
     add.replace_all_uses_with(fused)
     add.graph.erase_node(add)
     add.graph.erase_node(product)
+
+
+def fuse_loss(graph: fx.Graph) -> None:
+    """Replace :func:`class_loss` of :func:`class_terms` by torch's own loss where a rank has all classes."""
+    for loss in list(graph.nodes):
+        if loss.target is not class_loss:
+            continue
+        args: tuple[Any, ...] = loss.args
+        sums, (target, weight, reduction, ignore, smoothing) = (
+            [node for node in args[:3] if node is not None],
+            args[3:8],
+        )
+        terms = _whole_terms(sums, target, loss)
+        if terms is None:
+            continue
+        call: Any = aten.cross_entropy_loss.default
+        given: tuple[Any, ...] = (terms.args[0], target, weight, reduction, ignore, smoothing)
+        pieces = loss.kwargs.get("pieces", ())
+        if pieces:
+            call, given = loss_mean_split, ("aten.cross_entropy_loss.default", pieces, *given)
+        with graph.inserting_before(loss):
+            fused = graph.create_node("call_function", call, given, name=loss.name)
+        fused.meta = loss.meta
+        loss.replace_all_uses_with(fused)
+        near = terms.args[1]
+        for node in (loss, *sums, terms, near, *near.all_input_nodes):
+            if not node.users and node.op == "call_function":
+                graph.erase_node(node)
+
+
+def _whole_terms(sums: list[Any], target: fx.Node, loss: fx.Node) -> Any:
+    """The terms that ``sums`` are, if nothing else reads them and they cover all classes of the same logits."""
+    if any(node.target is not getitem or len(node.users) != 1 for node in sums):
+        return None
+    terms = sums[0].args[0]
+    if any(node.args[0] is not terms for node in sums) or terms.target is not class_terms:
+        return None
+    if terms.kwargs.get("cuts"):  # a piece of the classes
+        return None
+    logits, near, seen, *_ = terms.args
+    if near.target is not aten.amax.default or len(near.users) != 1:
+        return None
+    (source,) = near.all_input_nodes
+    if source is not logits and not (source.target is aten.detach.default and source.args[0] is logits):
+        return None
+    while seen is not target and seen.target is convert:  # the targets of a piece of the positions, or all of them
+        seen = seen.args[0]
+    return terms if seen is target and _same_region(near, loss) else None

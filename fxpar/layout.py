@@ -1,4 +1,4 @@
-"""Mesh axes, the four states of a tensor on an axis, and the conversion table.
+"""Mesh axes, the states of a tensor on an axis, and the conversion table.
 
 In: nothing but plain values. Out: :class:`State`, :class:`Mesh`, ``Layout`` (one state per mesh axis) and
 :func:`conversion`. What a conversion costs is :mod:`fxpar.cost.comm`; how it runs is :mod:`fxpar.runtime.collectives`.
@@ -20,7 +20,8 @@ class State:
     """What a tensor is on one mesh axis.
 
     ``kind`` is ``"S"`` (a slice along ``dim``), ``"R"`` (whole, gradients partial), ``"I"`` (whole, gradients whole)
-    or ``"P"`` (a summand). ``parts`` is the ``k`` of ``S(d/k)``: dim ``d`` seen as ``k`` equal parts, each of them cut.
+    or ``"P"`` (a summand); of a tensor without gradient also ``"M"`` (the true value is the largest of the ranks').
+    ``parts`` is the ``k`` of ``S(d/k)``: dim ``d`` seen as ``k`` equal parts, each of them cut.
     Both refer to the whole tensor, whatever other axes do: so every axis converts by itself. Two axes may cut one dim
     if their cuts nest: ``(S0, S0/2)`` on degrees ``(2, 4)`` cuts in 2 and each piece in 4, ``(S0/4, S0)`` in 4 and each
     piece in 2.
@@ -42,6 +43,7 @@ class State:
 R = State("R")
 I = State("I")  # noqa: E741  (the name the field would read as "invariant")
 P = State("P")
+M = State("M")
 
 
 def S(dim: int, parts: int = 1) -> State:  # noqa: N802
@@ -51,18 +53,18 @@ def S(dim: int, parts: int = 1) -> State:  # noqa: N802
 
 Layout = tuple[State, ...]
 
-_STATE = re.compile(r"(?:S(\d+)(?:/(\d+))?|([RIP]))")
+_STATE = re.compile(r"(?:S(\d+)(?:/(\d+))?|([RIPM]))")
 
 
 def parse_state(text: str) -> State:
-    """Read ``"S1"``, ``"S0/3"``, ``"R"``, ``"I"`` or ``"P"``; raises :class:`LayoutError`.
+    """Read ``"S1"``, ``"S0/3"``, ``"R"``, ``"I"``, ``"P"`` or ``"M"``; raises :class:`LayoutError`.
 
     >>> parse_state("S0/3") == S(0, 3)
     True
     """
     match = _STATE.fullmatch(text.strip())
     if match is None:
-        raise LayoutError(f"{text!r} is not a state; write S<dim>, S<dim>/<parts>, R, I or P")
+        raise LayoutError(f"{text!r} is not a state; write S<dim>, S<dim>/<parts>, R, I, P or M")
     if match[3]:
         return State(match[3])
     return State("S", int(match[1]), int(match[2] or 1))
@@ -235,7 +237,8 @@ class Conversion:
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
-#: See docs/states.md. Every pair of kinds is here; ``R -> P`` keeps forward, its (whole) cotangent is kept on one rank.
+#: See docs/states.md. Every pair of S, R, I and P is here; ``R -> P`` keeps forward, its (whole) cotangent is kept on
+#: one rank. ``M`` is left by an all-reduce that takes the largest, and entered by nothing.
 CONVERSIONS: dict[tuple[str, str], Conversion] = {
     ("S", "I"): Conversion("all_gather", "slice"),
     ("S", "R"): Conversion("all_gather", "reduce_scatter"),
@@ -250,6 +253,7 @@ CONVERSIONS: dict[tuple[str, str], Conversion] = {
     ("R", "S"): Conversion("slice", "pad"),
     ("R", "I"): Conversion("none", "keep"),
     ("R", "P"): Conversion("keep", "keep"),
+    ("M", "I"): Conversion("all_reduce", "none"),
 }
 
 

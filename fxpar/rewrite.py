@@ -8,6 +8,7 @@ parameter is touched (:mod:`fxpar.runtime.module`).
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from fxpar.errors import PlanError
-from fxpar.fuse import fuse_bias
+from fxpar.fuse import fuse_bias, fuse_loss
 from fxpar.graph import Graph, Node, Program, Ref, map_refs
 from fxpar.layout import Layout, Mesh, local_layout
 from fxpar.legality import check_graph, check_program, plain, where_is
@@ -119,6 +120,7 @@ class _Writer:
         self._enter(())
         self.out.output(tuple(finals))
         fuse_bias(self.out)
+        fuse_loss(self.out)
         module = fx.GraphModule(self.opaque, self.out, class_name=_name(self.graph.name).capitalize())
         self.out.lint()
         return module
@@ -231,7 +233,10 @@ def _regions(node: Node) -> tuple[Region, ...]:
 
 def _returns_one(op: str) -> bool:
     """Whether an operation returns a tensor and not a tuple or list of them."""
-    returns = resolve(op)._schema.returns  # type: ignore[attr-defined]
+    target = resolve(op)
+    if op.startswith("local."):
+        return inspect.signature(target, eval_str=True).return_annotation is torch.Tensor
+    returns = target._schema.returns  # type: ignore[attr-defined]
     return len(returns) == 1 and str(returns[0].type) == "Tensor"
 
 

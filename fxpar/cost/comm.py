@@ -11,7 +11,7 @@ import math
 from fxpar.cluster import Cluster, Link
 from fxpar.errors import LayoutError
 from fxpar.graph import Value
-from fxpar.layout import COLLECTIVES, R, State, conversion, divides
+from fxpar.layout import COLLECTIVES, CONVERSIONS, R, State, conversion, divides
 
 
 def ring_steps(kind: str, degree: int) -> int:
@@ -65,7 +65,8 @@ def arc_seconds(src: State, dst: State, value: Value, degree: int, link: Link, c
     """Seconds to convert ``value`` from ``src`` to ``dst`` in one go: forward and, if it carries one, its gradient.
 
     Infinite where there is no such step: a state that does not divide the value evenly, ``R`` of a value without
-    gradient, two cuts of one dim, or a strided cut exchanged for another cut. Those are reached through other states.
+    gradient, anything but ``I`` from ``M``, two cuts of one dim, or a strided cut exchanged for another cut. Those are
+    reached through other states.
 
     >>> from fxpar.layout import I, S
     >>> toy = Cluster.load("toy")
@@ -78,6 +79,8 @@ def arc_seconds(src: State, dst: State, value: Value, degree: int, link: Link, c
         return math.inf
     if src == dst:
         return 0.0
+    if (src.kind, dst.kind) not in CONVERSIONS:
+        return math.inf
     cuts = [state for state in (src, dst) if state.kind == "S"]
     if len(cuts) == 2 and (src.dim == dst.dim or src.parts > 1 or dst.parts > 1):
         return math.inf

@@ -15,6 +15,7 @@ from fxpar.graph import Graph, Node, Ref, Value, map_refs
 from fxpar.normalise.call import Builder, Call
 from fxpar.normalise.canonical import canonical
 from fxpar.normalise.grads import finalise
+from fxpar.normalise.losses import join_log_softmax
 
 __all__ = ["normalise"]
 
@@ -31,7 +32,7 @@ def normalise(graph: Graph) -> Graph:
     %2 float32[3,2,1] = aten.reshape.default(%1, (3, 2, 1))
     return (%2,)
     """
-    builder = Builder()
+    graph, builder = join_log_softmax(graph), Builder()
     new: dict[int, Ref] = {item.value: builder.add_value(graph.values[item.value]) for item in graph.inputs}
 
     for node in graph.nodes:

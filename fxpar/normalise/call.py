@@ -28,12 +28,15 @@ RANDOM = frozenset(
     )
 )
 
+#: Namespaces of operations that do what their names say: all others are opaque callables.
+PURE = ("aten.", "local.")
+
 _DIFFERENTIABLE = ("float", "bfloat", "complex")
 
 
 def is_random(op: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> bool:
     """Whether running ``op`` twice may give two results: it draws random numbers, or is an opaque callable."""
-    if not op.startswith("aten."):
+    if not op.startswith(PURE):
         return True
     name = op.split(".")[1]
     if "scaled_dot_product" in name:
@@ -154,6 +157,11 @@ class Call:
         (ref,) = self.builder.add_node(self.node, op, args, kwargs, (self._value(shape, dtype, (args, kwargs)),))
         assert ref is not None
         return ref
+
+    def several(self, op: str, args: tuple[Any, ...], outs: Sequence[tuple[tuple[int, ...], str]]) -> tuple[Ref, ...]:
+        """Outputs of ``op`` with the given shapes and dtypes."""
+        made = self.builder.add_node(self.node, op, args, (), [self._value(*out, args) for out in outs])
+        return tuple(ref for ref in made if ref is not None)
 
     def keep(self, op: str = "") -> tuple[Ref | None, ...]:
         """The node itself, perhaps under another name."""

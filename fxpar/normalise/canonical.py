@@ -11,6 +11,7 @@ from fxpar.errors import CaptureError
 from fxpar.normalise.arithmetic import ARITHMETIC
 from fxpar.normalise.call import Call, Result, Rewrite, words
 from fxpar.normalise.dims import REDUCTIONS, count_from_front
+from fxpar.normalise.losses import LOSSES
 from fxpar.normalise.views import VIEWS
 
 #: Other names of the same operation, overload by overload.
@@ -33,7 +34,7 @@ SAME_AS = dict(
 MEMORY = frozenset(words("pin_memory layout memory_format non_blocking generator"))
 
 #: By ``name.overload``, or by ``name`` for all overloads.
-REWRITES: dict[str, Rewrite] = {**VIEWS, **ARITHMETIC, **REDUCTIONS}
+REWRITES: dict[str, Rewrite] = {**VIEWS, **ARITHMETIC, **REDUCTIONS, **LOSSES}
 
 
 def canonical(call: Call) -> Result:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fxpar.graph import Graph, Input, Node, Ref, Value, map_refs, refs
+from fxpar.normalise.call import PURE
 
 DETACH = "aten.detach.default"
 
@@ -78,7 +79,7 @@ class _Renumbered:
         kwargs = tuple((name, map_refs(arg, change)) for name, arg in node.kwargs)
         outputs = tuple(None if out is None else self.add(out) for out in node.outputs)
         # Detach nodes say where gradients stop; only an opaque callable can still see the mode.
-        grad_enabled = node.grad_enabled or node.op.startswith("aten.")
+        grad_enabled = node.grad_enabled or node.op.startswith(PURE)
         where = node.module, node.source, grad_enabled, node.autocast
         self.nodes.append(Node(node.op, args, kwargs, outputs, *where))
 

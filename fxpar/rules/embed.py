@@ -55,7 +55,10 @@ def _by_probability(graph: Graph, node: Node) -> bool:
 
 @rule("aten.cross_entropy_loss.default", "aten.nll_loss_nd.default", "aten.nll_loss.default", local=_loss_split)
 def class_loss(graph: Graph, node: Node) -> Line:
-    """Classes stay whole; positions may be split, also for a mean, which counts the targets that are not ignored."""
+    """Classes stay whole; positions may be split, also for a mean, which counts the targets that are not ignored.
+
+    Cross-entropy over class indices is written as :func:`class_terms` and :func:`class_loss_of_terms` at capture.
+    """
     (logits, _, *weight), _ = shapes(graph, node)
     mean_weighted = isinstance(node.arg(2, "weight"), Ref) and graph.values[node.operands[2]].grad
     if mean_weighted:
@@ -72,6 +75,46 @@ def class_loss(graph: Graph, node: Node) -> Line:
         second = " ".join(marked)
     out = " ".join(dims) if how == NONE else ""
     return f"{', '.join([first, second] + ['c!'] * len(weight))} -> {out}"
+
+
+def _terms_split(split: Split, local: Local) -> Local:
+    """Over split classes, a rank sums over those it has, and knows the logits of the targets among them."""
+    if split.factor != "c":
+        return local
+    return local.with_arg(6, "classes", split.rule.size("c")).with_arg(7, "cuts", split.cuts)
+
+
+@rule("local.class_terms", local=_terms_split)
+def class_terms(graph: Graph, node: Node) -> Line:
+    """Sums over classes for every position; a split of the classes leaves summands."""
+    (logits, _, _, *weight), outputs = shapes(graph, node)
+    dims = [f"p{dim}" for dim in range(len(logits) - 1)]
+    position = " ".join(dims)
+    first = " ".join([*dims[:1], "c+", *dims[1:]])
+    operands = [first, position, position, *["c+"] * len(weight)]
+    return f"{', '.join(operands)} -> {', '.join([position] * len(outputs))}"
+
+
+def _terms_loss_split(split: Split, local: Local) -> Local:
+    """A mean over split positions needs all targets to count them: they come whole, and are cut here."""
+    if split.node.arg(5, "reduction") != MEAN:
+        return local
+    cut = (split.rule.places(split.factor)[0].dim, split.cuts)
+    pieces = dict(local.kwargs).get("pieces", ())
+    return local.with_arg(10, "pieces", (*pieces, cut))
+
+
+@rule("local.class_loss", local=_terms_loss_split)
+def class_loss_of_terms(graph: Graph, node: Node) -> Line:
+    """The loss at every position, their sum, or their mean."""
+    (total, *_), _ = shapes(graph, node)
+    how, terms = node.arg(5, "reduction"), 2 + isinstance(node.arg(2, "smoothed"), Ref)
+    dims = [f"p{dim}" for dim in range(len(total))]
+    position = " ".join(dim + "+" * (how != NONE) for dim in dims)
+    target = " ".join(f"t{dim}!" for dim in range(len(dims))) if how == MEAN else position
+    weight = ["c!"] * isinstance(node.arg(4, "weight"), Ref)
+    out = " ".join(dims) if how == NONE else ""
+    return f"{', '.join([*[position] * terms, target, *weight])} -> {out}"
 
 
 def _pointwise_loss(*ops: str, reduction: int = 2) -> None:

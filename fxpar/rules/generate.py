@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fxpar.graph import Graph, Node
-from fxpar.layout import I, P, R, S, State
+from fxpar.layout import I, M, P, R, S, State
 from fxpar.rules.notation import Place, Rule
 from fxpar.rules.registry import rule_for
 from fxpar.rules.strategy import Strategy
@@ -61,7 +61,7 @@ def _split(rule: Rule, factor: str, parts: int, replicated: tuple[State, ...], o
     return Strategy(
         f"split:{factor}" if parts == 1 else f"split:{factor}/{parts}",
         tuple(cut.get(index, state) for index, state in enumerate(replicated)),
-        tuple(cut.get(("out", index), P) for index in range(outputs)),
+        tuple(cut.get(("out", index), M if factor in rule.largest else P) for index in range(outputs)),
         divided=True,
     )
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from typing import NamedTuple
 
 from fxpar.errors import RuleError
@@ -21,7 +22,8 @@ Term = tuple[Dim, ...]
 Shape = tuple[int, ...]
 
 ELLIPSIS: Dim = ("...",)
-_TOKEN = re.compile(r"\s*(?:(\.\.\.)|([()])|(1)(?!\w)|([A-Za-z]\w*)([+!]?))")
+MARKS = {"+": "summed", "!": "whole", "^": "reduced to the largest"}
+_TOKEN = re.compile(r"\s*(?:(\.\.\.)|([()])|(1)(?!\w)|([A-Za-z]\w*)([+!^]?))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Pattern:
     outputs: tuple[Term, ...]
     summed: frozenset[str]
     whole: frozenset[str]
+    largest: frozenset[str]
     linear: tuple[tuple[int, ...], ...]
 
 
@@ -48,8 +51,9 @@ class Place(NamedTuple):
 class Rule:
     """A rule line fitted to one operation: the factors of every dim, and the size of every factor.
 
-    ``summed`` factors leave a partial output when split, ``whole`` ones are never split. Each entry of ``linear`` is
-    a set of operands in which the operation is jointly linear, so that partial sums may pass through it.
+    ``summed`` factors leave a partial output when split, ``largest`` ones an output of which the ranks' largest counts;
+    ``whole`` ones are never split. Each entry of ``linear`` is a set of operands in which the operation is jointly
+    linear, so that partial sums may pass through it.
     """
 
     text: str
@@ -58,6 +62,7 @@ class Rule:
     sizes: tuple[tuple[str, int], ...]
     summed: frozenset[str]
     whole: frozenset[str]
+    largest: frozenset[str]
     linear: tuple[tuple[int, ...], ...]
 
     @property
@@ -98,19 +103,21 @@ def parse(text: str) -> Pattern:
     sides = body.split("->")
     if len(sides) != 2:
         raise RuleError(f"rule {text!r}: write operands, one '->', then outputs; found {len(sides) - 1} arrows")
-    summed: set[str] = set()
-    whole: set[str] = set()
+    marked: dict[str, set[str]] = {mark: set() for mark in MARKS}
     inputs, outputs = (
-        tuple(_term(text, term, summed, whole) for term in side.split(",")) if side.strip() else ((),) for side in sides
+        tuple(_term(text, term, marked) for term in side.split(",")) if side.strip() else ((),) for side in sides
     )
-    both = summed & whole
-    if both:
-        raise RuleError(f"rule {text!r}: {sorted(both)} cannot be summed (+) and whole (!) at once")
+    for one, other in combinations(MARKS, 2):
+        if both := marked[one] & marked[other]:
+            raise RuleError(
+                f"rule {text!r}: {sorted(both)} cannot be {MARKS[one]} ({one}) and {MARKS[other]} ({other}) at once"
+            )
     linear = tuple(group for option in options for group in _linear(text, option, len(inputs)))
-    return Pattern(text, inputs, outputs, frozenset(summed), frozenset(whole), linear)
+    summed, whole, largest = (frozenset(marked[mark]) for mark in MARKS)
+    return Pattern(text, inputs, outputs, summed, whole, largest, linear)
 
 
-def _term(text: str, term: str, summed: set[str], whole: set[str]) -> Term:
+def _term(text: str, term: str, marked: dict[str, set[str]]) -> Term:
     dims: list[Dim] = []
     group: list[str] | None = None
     position = 0
@@ -134,7 +141,8 @@ def _term(text: str, term: str, summed: set[str], whole: set[str]) -> Term:
             if group is None:
                 dims.append(())
         else:
-            (summed if mark == "+" else whole if mark == "!" else set()).add(name)
+            if mark:
+                marked[mark].add(name)
             if group is None:
                 dims.append((name,))
             else:
@@ -177,7 +185,11 @@ def bind(
     known = _sizes(text, terms, inputs + outputs, dict(sizes), (inputs, outputs))
     ordered = tuple((name, known[name]) for name in dict.fromkeys(a for term in terms for dim in term for a in dim))
     rule = Rule(
-        text, terms[: len(inputs)], terms[len(inputs) :], ordered, pattern.summed, pattern.whole, pattern.linear
+        text,
+        terms[: len(inputs)],
+        terms[len(inputs) :],
+        ordered,
+        *(pattern.summed, pattern.whole, pattern.largest, pattern.linear),
     )
     for factor in rule.factors:
         _check_factor(rule, factor, inputs, outputs)
@@ -237,7 +249,9 @@ def _check_factor(rule: Rule, factor: str, inputs: tuple[Shape, ...], outputs: t
     holding = sum(not isinstance(where, int) for where in places)
     if factor in rule.summed and holding:
         raise _misfit(rule.text, inputs, outputs, f"factor {factor} is summed (+) but stands in an output")
-    if factor not in rule.summed and holding < len(rule.outputs):
+    if factor in rule.largest and holding:
+        raise _misfit(rule.text, inputs, outputs, f"factor {factor} is reduced (^) but stands in an output")
+    if factor not in rule.summed | rule.largest and holding < len(rule.outputs):
         raise _misfit(rule.text, inputs, outputs, f"factor {factor} is missing in an output; mark it '+' or '!'")
 
 

@@ -1,7 +1,8 @@
 """Rules of operations along dims: sums and means (which may be split), and those that need their dims whole.
 
-A mean over a split dim is the sum of the ranks' means, each divided by the degree. Maxima, norms, variances,
-softmax, scans and sorts over a split dim would need more than a sum: their dims stay whole.
+A mean over a split dim is the sum of the ranks' means, each divided by the degree. A maximum over a split dim is the
+largest of the ranks' maxima, if no gradient asks whose it is. Norms, variances, softmax, scans and sorts over a split
+dim would need more: their dims stay whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def mean_split(split: Split, local: Local) -> Local:
 
 
 def reduction(graph: Graph, node: Node, dims: object, keepdim: bool, mark: str) -> str:
-    """The line of a reduction over ``dims`` (``None`` or empty: all); ``mark`` is ``"+"`` or ``"!"``."""
+    """The line of a reduction over ``dims`` (``None`` or empty: all); ``mark`` is ``"+"``, ``"!"`` or ``"^"``."""
     ((source,), outputs) = shapes(graph, node)
     chosen = (dims,) if isinstance(dims, int) else tuple(dims) if isinstance(dims, (tuple, list)) else ()
     gone = {dim % len(source) for dim in chosen} if chosen and source else set(range(len(source)))
@@ -61,8 +62,16 @@ def _whole_dims(*ops: str, dim: int, keepdim: int) -> None:
         return reduction(graph, node, node.arg(dim, "dim"), bool(node.arg(keepdim, "keepdim", False)), "!")
 
 
+@rule("aten.amax.default")
+def amax(graph: Graph, node: Node) -> Line:
+    """The largest over dims: split, each rank has its largest; ties share a gradient, so with one they stay whole."""
+    (out,) = node.outputs
+    differentiated = out is not None and graph.values[out].grad
+    return reduction(graph, node, node.arg(1, "dim"), node.arg(2, "keepdim", False), "!" if differentiated else "^")
+
+
 _whole_dims(
-    *("aten.amax.default", "aten.amin.default", "aten.argmax.default", "aten.argmin.default"),
+    *("aten.amin.default", "aten.argmax.default", "aten.argmin.default"),
     *("aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.mode.default", "aten.logsumexp.default"),
     *("aten.any.dim", "aten.all.dim", "aten.any.dims", "aten.all.dims", "aten.prod.dim_int"),
     dim=1,

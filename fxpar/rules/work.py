@@ -29,7 +29,7 @@ def flops(graph: Graph, node: Node) -> float:
     A contraction does ``2 * product of its factor sizes``; attention ``2 b h q k (d + e)`` (causal or not, and its
     softmax left out); other operations one per element of their largest tensor; views and unknown calls none.
     """
-    if node.op in FREE or not node.op.startswith("aten."):
+    if node.op in FREE or not node.op.startswith(("aten.", "local.")):
         return 0.0
     operands, outputs = shapes(graph, node)
     if "scaled_dot_product" in node.op and len(operands) >= 3:

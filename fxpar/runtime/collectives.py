@@ -84,7 +84,7 @@ def run(kind: str, x: Tensor, src: str, dst: str, where: Where, phase: str, modu
         pieces[where.rank] = x
         return join(pieces, src)
     if kind == "all_reduce":
-        return _all_reduce(x, where)
+        return _all_reduce(x, where, "max" if src == "M" else "sum")
     if kind == "all_gather":
         return join(_all_gather(x, where), src)
     if kind == "reduce_scatter":
@@ -157,8 +157,8 @@ def _restored(total: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(total) if like.is_complex() else total.to(like.dtype)
 
 
-def _all_reduce(x: Tensor, where: Where) -> Tensor:
-    return _restored(_collective.wait_tensor(_collective.all_reduce(_addable(x), "sum", where.group)), x)
+def _all_reduce(x: Tensor, where: Where, how: str) -> Tensor:
+    return _restored(_collective.wait_tensor(_collective.all_reduce(_addable(x), how, where.group)), x)
 
 
 def _reduce_scatter(pieces: Tensor, where: Where) -> Tensor:

@@ -13,16 +13,10 @@ import torch
 from torch import Tensor
 
 from fxpar.rules.localise import Cuts
+from fxpar.runtime.class_loss import class_loss, class_terms
+from fxpar.runtime.pieces import held, piece
 from fxpar.runtime.random import split_stream
 from fxpar.runtime.targets import resolve
-
-
-def piece(x: Tensor, dim: int, cuts: Cuts) -> Tensor:
-    """This rank's piece of ``x``, cut along ``dim``."""
-    for parts, degree, rank in cuts:
-        pieces = x.unflatten(dim, (parts, degree, x.shape[dim] // (parts * degree)))
-        x = pieces.select(dim + 1, rank).flatten(dim, dim + 1)
-    return x
 
 
 def mean_split(op: str, degree: int, *args: Any, **kwargs: Any) -> Tensor:
@@ -38,10 +32,10 @@ def random_split(op: str, rank: int, *args: Any, **kwargs: Any) -> Any:
 
 def embedding_split(weight: Tensor, indices: Tensor, vocabulary: int, cuts: Cuts, padding_idx: int) -> Tensor:
     """Rows of a table of ``vocabulary`` rows of which this rank has a piece; others come as zeros."""
-    mine, local = _held(indices, vocabulary, cuts)
+    mine, local = held(indices, vocabulary, cuts)
     padding = -1
     if padding_idx >= 0:
-        here, row = _held(torch.tensor(padding_idx), vocabulary, cuts)
+        here, row = held(torch.tensor(padding_idx), vocabulary, cuts)
         padding = int(row) if here else -1
     found = torch.ops.aten.embedding.default(weight, local, padding)
     return torch.where(mine.unsqueeze(-1), found, 0)
@@ -49,20 +43,8 @@ def embedding_split(weight: Tensor, indices: Tensor, vocabulary: int, cuts: Cuts
 
 def gather_split(size: int, cuts: Cuts, x: Tensor, dim: int, index: Tensor, *_: Any, **__: Any) -> Tensor:
     """``gather`` along a dim of ``size`` of which this rank has a piece; others come as zeros."""
-    mine, local = _held(index, size, cuts)
+    mine, local = held(index, size, cuts)
     return torch.where(mine, x.gather(dim, local), 0)
-
-
-def _held(indices: Tensor, size: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
-    """Which indices of a dim of ``size`` this rank holds, and where in its piece (0 for those it does not hold)."""
-    mine, local = torch.ones_like(indices, dtype=torch.bool), indices
-    for parts, degree, rank in cuts:
-        rows = size // (parts * degree)
-        part, within = local // (rows * degree), local % (rows * degree)
-        mine = mine & (within // rows == rank)
-        local = part * rows + within % rows
-        size //= degree
-    return mine, torch.where(mine, local, 0)
 
 
 def attention_rows(
@@ -115,5 +97,8 @@ def loss_mean_split(
 
 LOCAL_OPS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (mean_split, random_split, embedding_split, gather_split, loss_mean_split, attention_rows)
+    for function in (
+        *(mean_split, random_split, embedding_split, gather_split, loss_mean_split, attention_rows),
+        *(class_terms, class_loss),
+    )
 }

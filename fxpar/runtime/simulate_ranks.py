@@ -7,6 +7,7 @@ checks plans quickly. It is for tests: it saves no time and no memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -104,6 +105,8 @@ def _run(kind: str, values: list[Tensor], src: str, dst: str) -> list[Tensor]:
     if kind == "pad":
         zeros = [torch.zeros_like(value) for value in values]
         return [_whole([*zeros[:r], values[r], *zeros[r + 1 :]], src) for r in range(n)]
+    if kind == "all_reduce" and src == "M":
+        return [functools.reduce(torch.maximum, values).clone() for _ in range(n)]
     if kind == "all_reduce":
         return [sum(values[1:], values[0]).clone() for _ in range(n)]
     if kind == "reduce_scatter":

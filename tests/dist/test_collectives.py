@@ -15,7 +15,7 @@ from fxpar.plans import Collective
 from fxpar.runtime.collectives import convert, join, split
 from fxpar.runtime.records import inside, record_collectives
 
-STATES = ("S0", "S1", "S2", "S1/3", "S1/2", "R", "I", "P")
+STATES = ("S0", "S1", "S2", "S1/3", "S1/2", "R", "I", "P", "M")
 PAIRS = tuple((a, b) for a, b in itertools.permutations(STATES, 2) if (a[0], b[0]) in CONVERSIONS)
 SHAPE = (4, 24, 8)
 
@@ -29,6 +29,9 @@ def to_locals(whole: torch.Tensor, state: str, degree: int) -> list[torch.Tensor
     """What each rank holds of a value in ``state``."""
     if state[0] == "S":
         return list(split(whole, state, degree))
+    if state == "M":
+        below = torch.rand((degree, *whole.shape), dtype=torch.float64)
+        return list((whole - (below - below.amin(0))).to(whole.dtype))
     return summands(whole, degree) if state == "P" else [whole] * degree
 
 
@@ -73,7 +76,7 @@ def every_pair(pairs: tuple[tuple[str, str], ...], compiled: bool) -> dict[tuple
     torch.autograd.backward(results, grads)
     found = {}
     for (src, dst), x, y, whole, cotangent in zip(pairs, leaves, results, wholes, cotangents, strict=True):
-        back = {"R": "P", "P": "I"}.get(src, src)
+        back = {"R": "P", "P": "I", "M": "I"}.get(src, src)
         found[src, dst] = errors(gathered(y.detach()), whole, dst), errors(gathered(x.grad), cotangent, back)
     return found
 
@@ -108,6 +111,9 @@ def odd_dtypes() -> list[bool]:
             found.append(good and y.dtype == dtype)
         if dtype is torch.bool:
             continue
+        if not dtype.is_complex:
+            y = convert(whole - 1 if rank == 0 else whole, "M", "I", False, *where())
+            found.append(torch.equal(y, whole) and y.dtype == dtype)
         for dst in ("I", "S1/3"):
             y = convert(whole if rank == 0 else torch.zeros_like(whole), "P", dst, False, *where())
             wanted = whole if dst == "I" else split(whole, dst, n)[rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -175,8 +176,9 @@ class Case:
 
 def compare(what: str, pieces: list[torch.Tensor], whole: torch.Tensor, state: State) -> None:
     """Whether local pieces in ``state`` make up ``whole``, to 1e-9."""
-    if state.kind == "P":
-        _close(what, sum(pieces[1:], pieces[0]), whole)
+    if state.kind in "PM":
+        join = torch.add if state.kind == "P" else torch.maximum
+        _close(what, reduce(join, pieces), whole)
         return
     for rank, found in enumerate(pieces):
         right = whole if state.kind in "RI" else piece(whole, state.dim, ((state.parts, len(pieces), rank),))

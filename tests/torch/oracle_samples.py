@@ -214,6 +214,8 @@ def reduce() -> Iterator[Sample]:
     yield sample("nansum", x, (1,))
     for op in ("sum", "mean", "max", "min", "median", "prod", "norm.Scalar", "var", "std"):
         yield sample(op, X)
+    yield sample("amax", T((4, 8, 12), grad=False), (1,))
+    yield sample("amax", T((4, 8, 12), grad=False), (0, 2), True)
     for op in ("amax", "amin"):
         yield sample(op, x, (1,), True)
     for op in ("argmax", "argmin", "argsort"):
@@ -324,7 +326,26 @@ def embed() -> Iterator[Sample]:
             "binary_cross_entropy", inside, T((4, 8), grad=False, positive=True, data=[[0.3] * 8] * 4), None, how
         )
     yield sample("cross_entropy_loss", T((5,)), T((), grad=False, data=2))
+    yield from split_classes()
     yield sample("nll_loss_nd", T((8, 5)), T((8,), grad=False, data=[1, 2, 3, 0, 4, 1, 2, 2]), None, 1, 2)
+
+
+def split_classes() -> Iterator[Sample]:
+    """The two steps of a cross-entropy whose classes may be split."""
+    row = T((8,), grad=False, data=[1, -100, 3, 0, 11, -100, 2, 7])
+    inner = T((4, 8), grad=False, data=[[(5 * i + j) % 12 if j else 3 for j in range(8)] for i in range(4)])
+    weight = T((12,), grad=False, positive=True)
+    for logits, target, ignored in (((8, 12), row, -100), ((4, 12, 8), inner, 3), ((12,), T((), data=5), -100)):
+        positions = (*logits[:1], *logits[2:])[len(logits) == 1 :]
+        near, terms = T(positions, grad=False), (T(positions, positive=True), T(positions))
+        for weights, smoothing in ((None, 0.0), (weight, 0.0), (None, 0.1), (weight, 0.1)):
+            among = weights if smoothing else None
+            given = (T(logits), near, target, among, ignored, bool(smoothing))
+            yield Sample("local.class_terms", given)
+            for how in (0, 1, 2):
+                sums = (*terms, T(positions) if smoothing else None)
+                rest = (how, ignored, smoothing, 12, DTYPE["float64"])
+                yield Sample("local.class_loss", (*sums, target, weights, *rest))
 
 
 def factory() -> Iterator[Sample]:

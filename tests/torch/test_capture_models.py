@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fxpar.capture import Captured, capture
 from fxpar.errors import CaptureError
+from fxpar.precision import Float64Casts
 from tests.torch.proving import ops, prove
 
 SMALL = {
@@ -48,7 +49,8 @@ def calls(captured: Captured) -> list[str]:
 
 
 def test_llama_with_grouped_queries() -> None:
-    captured = prove(llama(), input_ids=ids(), labels=ids(), eager=NO_CACHE)
+    with Float64Casts():
+        captured = prove(llama(), input_ids=ids(), labels=ids(), eager=NO_CACHE)
     assert calls(captured) == ["LlamaDecoderLayer"] * 3
     assert captured.notes == ("use_cache was turned off: a captured program does not fill key/value caches",)
     (attention,) = [n for g in captured.program.graphs().values() for n in g.nodes if "scaled_dot" in n.op]
@@ -71,14 +73,16 @@ def test_llama_with_gradient_checkpointing() -> None:
 
 def test_gpt2_in_training_mode_with_dropout() -> None:
     config = transformers.GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=53, n_positions=64)
-    captured = prove(built("GPT2LMHeadModel", config), ids(), labels=ids(), eager=NO_CACHE)
+    with Float64Casts():
+        captured = prove(built("GPT2LMHeadModel", config), ids(), labels=ids(), eager=NO_CACHE)
     assert calls(captured) == ["GPT2Block"] * 3
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_bert(training: bool) -> None:
     config = transformers.BertConfig(**SMALL)
-    captured = prove(built("BertForMaskedLM", config, training), ids(), labels=ids())
+    with Float64Casts():
+        captured = prove(built("BertForMaskedLM", config, training), ids(), labels=ids())
     assert calls(captured) == ["BertLayer"] * 3
 
 

@@ -11,7 +11,7 @@ from fxpar.cost.comm import arc_seconds, collective_seconds, wire_bytes
 from fxpar.cost.compute import node_seconds, optimizer_seconds
 from fxpar.errors import LayoutError
 from fxpar.graph import Value
-from fxpar.layout import COLLECTIVES, CONVERSIONS, I, P, R, S
+from fxpar.layout import COLLECTIVES, CONVERSIONS, I, M, P, R, S
 
 LINK = Link("wire", 1e-6, 1e9)
 TOY = Cluster.load("toy")
@@ -55,7 +55,7 @@ def test_an_unknown_collective_is_refused():
 def test_an_arc_is_its_forward_and_its_backward_step(kinds):
     """On a cluster with a huge memory rate and no launch time, only what crosses the link is left."""
     link = TOY.link(4)
-    made = {"S": S(0), "R": R, "I": I, "P": P}
+    made = {"S": S(0), "R": R, "I": I, "P": P, "M": M}
     src, dst = made[kinds[0]], S(1) if kinds == ("S", "S") else made[kinds[1]]
     fast = Cluster("fast", TOY.peaks, 1.0, 1e9, 1e30, 1e-30, TOY.levels)
     steps = CONVERSIONS[kinds]
@@ -77,6 +77,8 @@ def test_an_arc_is_its_forward_and_its_backward_step(kinds):
         (S(0, 2), S(1), (8, 8), True),  # a strided cut for another
         (S(0), S(1, 2), (8, 8), True),
         (I, S(2), (8, 8), True),
+        (M, S(0), (8, 8), False),  # a maximum is taken whole
+        (I, M, (8, 8), False),
     ],
 )
 def test_arcs_that_do_not_exist(src, dst, shape, grad):
