@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fxpar.cost.arcs import plain_layout
 from fxpar.cost.price import Priced
-from fxpar.cost.trees import conversion_tree
+from fxpar.cost.trees import cheapest_tree
 from fxpar.graph import Graph, Node, Ref, Value
-from fxpar.layout import I, Layout, without_gradient
+from fxpar.layout import I, Layout
 from fxpar.plans import Arc, Choice, GraphPlan, NodePlan, Plan, Unsplit
+from fxpar.rules.joint import Joint
 from fxpar.rules.strategy import Strategy
 from fxpar.space import Slot, Space
 from fxpar.traffic import collectives
@@ -37,8 +39,8 @@ def assemble(
     """
     space = priced.space
     picked = tuple(int(item) for item in choice[: len(space.slots)])
-    strategies = [slot.strategies[item] for slot, item in zip(space.slots, picked, strict=True)]
-    plans = {name: _graph_plan(priced, name, graph, strategies) for name, graph in space.program.graphs().items()}
+    joints = [slot.ways[item] for slot, item in zip(space.slots, picked, strict=True)]
+    plans = {name: _graph_plan(priced, name, graph, joints) for name, graph in space.program.graphs().items()}
     objective = priced.seconds(picked)
     return Plan(
         mesh=space.mesh,
@@ -47,14 +49,14 @@ def assemble(
         graphs=plans,
         instances={node.module: node.op.removeprefix("block:") for node in space.program.top.nodes
                    if node.op.startswith("block:")},
-        parameters=_parameters(space, strategies),
+        parameters=_parameters(space, joints),
         collectives=collectives(space.program, space.mesh, plans),
         objective_seconds=objective,
         bound_seconds=objective if bound_seconds is None else bound_seconds,
         gap=gap,
         status=status,
         whole_seconds=priced.seconds(whole_choice(space)),
-        split_seconds=_split_seconds(space, strategies, objective, marginals),
+        split_seconds=_split_seconds(space, picked, objective, marginals),
         parameter_bytes=sum(meta.bytes for _, meta, _ in _parameter_slots(space)) + sum(space.program.unused.values()),
         unsplit=tuple(_unsplit(space, picked, marginals)),
         unruled_ops=space.unruled,
@@ -72,22 +74,23 @@ def whole_choice(space: Space) -> tuple[int, ...]:
 def random_choice(space: Space, seed: int) -> tuple[int, ...]:
     """A valid plan drawn with ``seed``: any combination of strategies is valid, conversions join them."""
     random = np.random.default_rng(seed)
-    return tuple(int(random.integers(len(slot.strategies))) for slot in space.slots)
+    return tuple(int(random.integers(len(slot.ways))) for slot in space.slots)
 
 
-def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strategy]) -> GraphPlan:
+def _layout(joint: Joint, side: str, position: int = 0) -> Layout:
+    """The layout of an input or output (``side``: ``"inputs"`` or ``"outputs"``)."""
+    return tuple(getattr(strategy, side)[position] for strategy in joint)
+
+
+def _graph_plan(priced: Priced, name: str, graph: Graph, joints: list[Joint]) -> GraphPlan:
     space = priced.space
-    inputs: tuple[Layout, ...] = tuple(
-        (strategies[space.input_slots[name, index]].outputs[0],) for index in range(len(graph.inputs))
-    )
-    nodes = tuple(_node_plan(space, name, index, node, strategies) for index, node in enumerate(graph.nodes))
-    outputs: tuple[Layout | None, ...] = tuple(
-        (strategies[space.output_slots[name, index]].inputs[0],) if isinstance(out, Ref) else None
+    inputs = tuple(_layout(joints[space.input_slots[name, index]], "outputs") for index in range(len(graph.inputs)))
+    nodes = tuple(_node_plan(space, name, index, node, joints) for index, node in enumerate(graph.nodes))
+    outputs = tuple(
+        _layout(joints[space.output_slots[name, index]], "inputs") if isinstance(out, Ref) else None
         for index, out in enumerate(graph.outputs)
     )
-    updates: tuple[Layout, ...] = tuple(
-        (strategies[space.update_slots[name, index]].inputs[0],) for index in range(len(graph.updates))
-    )
+    updates = tuple(_layout(joints[space.update_slots[name, index]], "inputs") for index in range(len(graph.updates)))
     produced = {item.value: layout for item, layout in zip(graph.inputs, inputs, strict=True)}
     wanted: dict[int, dict[Layout, None]] = {}
     for node, plan in zip(graph.nodes, nodes, strict=True):
@@ -110,19 +113,18 @@ def _graph_plan(priced: Priced, name: str, graph: Graph, strategies: list[Strate
     return GraphPlan(graph.digest(), inputs, nodes, outputs, updates, trees)
 
 
-def _node_plan(space: Space, name: str, index: int, node: Node, strategies: list[Strategy]) -> NodePlan:
+def _node_plan(space: Space, name: str, index: int, node: Node, joints: list[Joint]) -> NodePlan:
     if not node.op.startswith("block:"):
-        return NodePlan((strategies[space.node_slots[name, index]],))
+        return NodePlan(joints[space.node_slots[name, index]])
     block = node.op.removeprefix("block:")
     entries = [i for i, item in enumerate(space.program.blocks[block].inputs) if item.kind == "input"]
     leaves = [i for i, out in enumerate(node.outputs) if out is not None]
+    inputs = [_layout(joints[space.input_slots[block, i]], "inputs") for i in entries]
+    outputs = [_layout(joints[space.output_slots[block, i]], "outputs") for i in leaves]
     return NodePlan(
-        (
-            Strategy(
-                node.op,
-                tuple(strategies[space.input_slots[block, i]].inputs[0] for i in entries),
-                tuple(strategies[space.output_slots[block, i]].outputs[0] for i in leaves),
-            ),
+        tuple(
+            Strategy(node.op, tuple(layout[axis] for layout in inputs), tuple(layout[axis] for layout in outputs))
+            for axis in range(len(space.mesh.axes))
         )
     )
 
@@ -131,19 +133,11 @@ def _tree(priced: Priced, graph: str, value: int, src: Layout, targets: tuple[La
     """The very tree that was priced: over the same states, with the same seconds."""
     flow = priced.space.flow_of[graph, value]
     meta, tree = priced.space.flows[flow].meta, priced.trees[flow]
-    root, wanted = _plain(src, meta), {_plain(target, meta) for target in targets}
+    root, wanted = plain_layout(src, meta), {plain_layout(target, meta) for target in targets}
     if wanted == {root}:
         return ()
-    number: dict[Layout, int] = {(state,): index for index, state in enumerate(tree.states)}
-
-    def seconds(a: Layout, b: Layout) -> float:
-        return float(tree.arcs.item(number[a], number[b]))
-
-    return conversion_tree(root, wanted, seconds, states=number, grad=meta.grad).arcs
-
-
-def _plain(layout: Layout, meta: Value) -> Layout:
-    return layout if meta.grad else tuple(without_gradient(state) for state in layout)
+    number = {layout: index for index, layout in enumerate(tree.layouts)}
+    return cheapest_tree(tree.arcs, number[root], [number[target] for target in wanted], tree.layouts).arcs
 
 
 def _parameter_slots(space: Space) -> Iterator[tuple[str, Value, int]]:
@@ -155,24 +149,23 @@ def _parameter_slots(space: Space) -> Iterator[tuple[str, Value, int]]:
         yield name, graph.values[graph.inputs[slot.index].value], number
 
 
-def _parameters(space: Space, strategies: list[Strategy]) -> dict[str, Layout]:
-    read = {name: (strategies[number].outputs[0],) for name, number in space.parameter_slots.items()}
+def _parameters(space: Space, joints: list[Joint]) -> dict[str, Layout]:
+    read = {name: _layout(joints[number], "outputs") for name, number in space.parameter_slots.items()}
     return {**read, **dict.fromkeys(space.program.unused, (I,) * len(space.mesh.axes))}
 
 
 def _unsplit(space: Space, picked: Sequence[int], marginals: Sequence[np.ndarray] | None) -> Iterator[Unsplit]:
-    axis, degree = space.mesh.axes[0]
     for name, size in space.program.unused.items():
         yield Unsplit(name, size, "the forward does not use it")
     for name, meta, number in _parameter_slots(space):
         if _is_split(space.slots[number], picked[number]):
             continue
-        choices = space.slots[number].strategies
-        split = [item for item in range(len(choices)) if _is_split(space.slots[number], item)]
-        if degree == 1:
-            reason = f"axis {axis} has degree 1"
+        split = [item for item in range(len(space.slots[number].ways)) if _is_split(space.slots[number], item)]
+        axes = " and ".join(f"{axis} has degree {degree}" for axis, degree in space.mesh.axes)
+        if space.mesh.size == 1:
+            reason = f"axis {axes}"
         elif not split:
-            reason = f"no dim of {list(meta.shape)} divides by {degree}"
+            reason = f"no dim of {list(meta.shape)} divides by {' or '.join(map(str, space.mesh.degrees))}"
         elif marginals is None:
             reason = "chosen so"
         else:
@@ -182,21 +175,21 @@ def _unsplit(space: Space, picked: Sequence[int], marginals: Sequence[np.ndarray
 
 
 def _is_split(slot: Slot, item: int) -> bool:
-    return slot.strategies[item].outputs[0].kind == "S"
+    return any(state.kind == "S" for state in slot.ways.layout(item, "outputs", 0))
 
 
 def _split_seconds(
-    space: Space, strategies: list[Strategy], objective: float, marginals: Sequence[np.ndarray] | None
+    space: Space, picked: Sequence[int], objective: float, marginals: Sequence[np.ndarray] | None
 ) -> float | None:
     numbers = set(space.parameter_slots.values())
-    if any(strategies[number].outputs[0].kind == "S" for number in numbers):
+    if any(_is_split(space.slots[number], picked[number]) for number in numbers):
         return objective
     if marginals is None:
         return None
     found = [
         float(marginals[number][item])
         for number in numbers
-        for item in range(len(space.slots[number].strategies))
+        for item in range(len(space.slots[number].ways))
         if _is_split(space.slots[number], item)
     ]
     return min(found, default=None)
@@ -210,13 +203,13 @@ def _choices(priced: Priced, picked: Sequence[int], marginals: Sequence[np.ndarr
             continue
         graph = graphs[slot.graph]
         node = graph.nodes[slot.index] if slot.kind == "node" else None
-        name = slot.strategies[picked[number]].name
+        name = slot.ways.name(picked[number])
         seconds = float(priced.problem.variables[number].costs[picked[number]]) / max(slot.weight, 1)
         runner, extra = None, None
-        if marginals is not None and len(slot.strategies) > 1:
-            others = [item for item in range(len(slot.strategies)) if item != picked[number]]
+        if marginals is not None and len(slot.ways) > 1:
+            others = [item for item in range(len(slot.ways)) if item != picked[number]]
             best = min(others, key=lambda item: (float(marginals[number][item]), item))
-            runner = slot.strategies[best].name
+            runner = slot.ways.name(best)
             extra = max(0.0, float(marginals[number][best]) - float(marginals[number][picked[number]]))
         module = node.module if node else graph.inputs[slot.index].name
         op, source = (node.op, node.source) if node else ("parameter", "")

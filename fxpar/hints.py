@@ -6,6 +6,7 @@ dim behind others (one third of a fused ``[q|k|v]``); a strided cut of one place
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fxpar.graph import Graph, Node, Program, Ref
@@ -38,14 +39,14 @@ class Hints:
         return self.nodes.get((graph, node), {})
 
 
-def propagate(program: Program, degree: int) -> Hints:
-    """Spread every hint as far as rules carry it, also into and out of folded blocks."""
-    return _Spread(program, degree).run()
+def propagate(program: Program, degrees: Sequence[int]) -> Hints:
+    """Spread every hint that suits some axis as far as rules carry it, also into and out of folded blocks."""
+    return _Spread(program, [degree for degree in degrees if degree > 1]).run()
 
 
 class _Spread:
-    def __init__(self, program: Program, degree: int) -> None:
-        self.program, self.degree = program, degree
+    def __init__(self, program: Program, degrees: Sequence[int]) -> None:
+        self.program, self.degrees = program, degrees
         self.graphs = program.graphs()
         self.hints = Hints()
         self.todo: list[tuple[Place, int]] = []
@@ -78,7 +79,7 @@ class _Spread:
             self.readers.setdefault((name, value), []).append((index, rule, ("out", position)))
         for link in hint_links(graph, node):
             for place in link.places:
-                if place.leading > 1 and link.size % self.degree == 0:
+                if place.leading > 1 and any(link.size % degree == 0 for degree in self.degrees):
                     self._add((name, self._value(node, place.where), place.dim), place.leading)
 
     def _join(self, name: str, node: Node) -> None:
@@ -112,6 +113,7 @@ class _Spread:
         known = self.hints.places.setdefault(place, [])
         if parts <= 1 or parts in known or len(known) >= MAX_PARTS_PER_DIM:
             return
-        if divides(self.graphs[graph].values[value].shape, S(dim, parts), self.degree):
+        shape = self.graphs[graph].values[value].shape
+        if any(divides(shape, S(dim, parts), degree) for degree in self.degrees):
             known.append(parts)
             self.todo.append((place, parts))

@@ -164,7 +164,7 @@ def _within(state: State, others: Sequence[tuple[State, int]]) -> State:
     return S(state.dim, state.parts // math.prod(outer))
 
 
-def nested_layout(successive: Layout, degrees: Sequence[int]) -> Layout:
+def nested_layout(successive: Sequence[State], degrees: Sequence[int]) -> Layout:
     """The layout of cuts made one axis after the other; raises :class:`LayoutError` if two of them cross.
 
     The inverse of :func:`successive_layout`: plain shards of one dim on two axes are cut by the first axis first.

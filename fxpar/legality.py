@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fxpar.errors import PlanError
 from fxpar.graph import Graph, Node, Program, Ref
-from fxpar.layout import CONVERSIONS, Layout, Mesh, divides, without_gradient
+from fxpar.layout import CONVERSIONS, Layout, Mesh, divides, fits, without_gradient
 from fxpar.plans import GraphPlan, Plan
 
 
@@ -125,12 +125,11 @@ def _check_state(graph: Graph, mesh: Mesh, value: int, layout: Layout, where: st
     meta = graph.values[value]
     if len(layout) != len(mesh.axes):
         raise PlanError(f"{where}: {_all([layout])} has {len(layout)} states, the mesh has axes {_axes(mesh)}")
-    shape = meta.shape
     for state, (axis, degree) in zip(layout, mesh.axes, strict=True):
-        if not divides(shape, state, degree):
+        if not divides(meta.shape, state, degree):
             raise PlanError(f"{where}: {meta} cannot be {state}@{axis}; degree {degree} does not divide it evenly")
-        if state.kind == "S":
-            shape = tuple(size // degree if dim == state.dim else size for dim, size in enumerate(shape))
+    if not fits(meta.shape, layout, mesh.degrees):
+        raise PlanError(f"{where}: {meta} cannot be {_all([layout])} on {_axes(mesh)}; two cuts of one dim cross")
 
 
 def _all(layouts: list[Layout] | tuple[Layout, ...]) -> str:

@@ -7,11 +7,11 @@ solver takes. A hand-written layout is a set of pins, the solver completes it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from fxpar.errors import InfeasibleError, LayoutError, PlanError
-from fxpar.layout import I, Layout, Mesh, State, parse_state
+from fxpar.layout import I, Layout, Mesh, nested_layout, parse_state
 from fxpar.report import layout_text
 from fxpar.space import Slot, Space
 
@@ -21,10 +21,17 @@ Pins = dict[int, set[int]]
 def parse_layout(text: str, mesh: Mesh) -> Layout:
     """Read ``"S0@tp"``, ``"R@tp"`` or ``"replicated"``; axes that are not named are ``I``; raises `LayoutError`.
 
+    Cuts of one dim on several axes are made one after the other, in the order of the text, as they are written on what
+    is left.
+
     >>> parse_layout("S1@tp", Mesh.of({"tp": 4}))
     (S1,)
+    >>> mesh = Mesh.of({"dp": 2, "tp": 4})
+    >>> parse_layout("S0@dp,S0@tp", mesh), parse_layout("S0@tp,S0@dp", mesh)
+    ((S0, S0/2), (S0/4, S0))
     """
     states = dict.fromkeys(mesh.names, I)
+    named: list[str] = []
     for part in text.replace(",", " ").split():
         if part == "replicated":
             continue
@@ -34,7 +41,12 @@ def parse_layout(text: str, mesh: Mesh) -> Layout:
         if axis not in states:
             raise LayoutError(f"layout {text!r} names axis {axis!r}; the mesh has {', '.join(mesh.names)}")
         states[axis] = parse_state(state)
-    return tuple(states.values())
+        named = [name for name in named if name != axis] + [axis]
+    order = [*named, *(name for name in mesh.names if name not in named)]
+    degrees = dict(mesh.axes)
+    found = nested_layout([states[name] for name in order], [degrees[name] for name in order])
+    nested = dict(zip(order, found, strict=True))
+    return tuple(nested[name] for name in mesh.names)
 
 
 def pin(
@@ -57,13 +69,13 @@ def pin(
     for pattern, text in (parameters or {}).items():
         wanted = parse_layout(text, space.mesh) if isinstance(text, str) else text
         for name in _matching(pattern, names, "parameter"):
-            _narrow(pins, space, names[name], wanted, lambda item: item.outputs, name)
+            _narrow(pins, space, names[name], wanted, name)
     for kind, wishes in (("enter", enter or {}), ("leave", leave or {})):
         slots = {f"{slot.graph}.{slot.index}": n for n, slot in enumerate(space.slots) if slot.kind == kind}
         for pattern, text in wishes.items():
             wanted = parse_layout(text, space.mesh)
             for name in _matching(pattern, slots, f"block {'input' if kind == 'enter' else 'output'}"):
-                _narrow(pins, space, slots[name], wanted, lambda item: item.outputs, name)
+                _narrow(pins, space, slots[name], wanted, name)
     graphs = space.program.graphs()
     ops = {}
     for number, slot in enumerate(space.slots):
@@ -74,7 +86,7 @@ def pin(
         hits = set(_matching(pattern, dict.fromkeys(name for name, _ in ops), "operation"))
         for name, number in ops:
             if name in hits:
-                _narrow(pins, space, number, wanted, lambda item: item.outputs, name)
+                _narrow(pins, space, number, wanted, name)
     return pins
 
 
@@ -87,14 +99,13 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     return found
 
 
-def _narrow(
-    pins: Pins, space: Space, number: int, wanted: Layout, states: Callable[..., tuple[State, ...]], name: str
-) -> None:
+def _narrow(pins: Pins, space: Space, number: int, wanted: Layout, name: str) -> None:
     slot: Slot = space.slots[number]
-    left = {i for i, item in enumerate(slot.strategies) if states(item)[0] == wanted[0]}
+    left = {choice for choice in range(len(slot.ways)) if slot.ways.layout(choice, "outputs", 0) == wanted}
     left &= pins.get(number, left)
     if not left:
-        offered = ", ".join(layout_text(states(item)[:1], space.mesh) for item in slot.strategies)
+        possible = dict.fromkeys(slot.ways.layout(choice, "outputs", 0) for choice in range(len(slot.ways)))
+        offered = ", ".join(layout_text(layout, space.mesh) for layout in possible)
         raise InfeasibleError(
             f"{name} cannot be {layout_text(wanted, space.mesh)} on {space.mesh.axes}: it can be {offered}"
         )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from fxpar.errors import PlanError
-from fxpar.layout import Layout, Mesh
+from fxpar.layout import Layout, Mesh, successive_layout
 from fxpar.plans import Choice, Plan
 
 _STEP = 1024.0
@@ -42,8 +42,9 @@ def bytes_text(size: float) -> str:
 
 
 def layout_text(layout: Layout, mesh: Mesh) -> str:
-    """A layout with its axes: ``"S0@tp"``; whole on every axis is ``"replicated"``."""
-    parts = [f"{state}@{axis}" for state, axis in zip(layout, mesh.names, strict=True) if state.kind != "I"]
+    """A layout with its axes, cut by cut as DTensor reads it: ``"S0@dp S0@tp"``; whole on all is ``"replicated"``."""
+    states = successive_layout(layout, mesh.degrees)
+    parts = [f"{state}@{axis}" for state, axis in zip(states, mesh.names, strict=True) if state.kind != "I"]
     return " ".join(parts) or "replicated"
 
 

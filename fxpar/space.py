@@ -9,14 +9,15 @@ and each of its outputs leaves is a decision of its own (an *enter* or *leave* s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fxpar.boundary import Boundary, whole_boundary
 from fxpar.graph import Graph, Input, Node, Program, Ref, Value
 from fxpar.hints import Hints, propagate
-from fxpar.layout import I, Mesh, P, R, S, State, divides
-from fxpar.rules import rule_for, strategies
+from fxpar.layout import I, Layout, Mesh, P, R, S, State, divides
+from fxpar.rules import rule_for
+from fxpar.rules.joint import Ways, collected, layouts_at_rest, layouts_of, node_ways
 from fxpar.rules.strategy import Strategy
 
 
@@ -33,13 +34,13 @@ class Slot:
     graph: str
     index: int
     name: str
-    strategies: tuple[Strategy, ...]
+    ways: Ways
     weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A value at a slot: the state of input or output number ``position`` of whatever strategy the slot takes."""
+    """A value at a slot: the layout of input or output number ``position`` in whatever way the slot takes."""
 
     slot: int
     position: int
@@ -81,15 +82,17 @@ class Space:
     def text(self) -> str:
         """A line per slot: its name, how often it runs, and what it may do."""
         return "\n".join(
-            f"{number:4d} {slot.kind:9} x{slot.weight:<4d} {slot.graph}/{slot.name}: "
-            + ", ".join(f"{s.name}({' '.join(map(str, s.inputs))} -> {' '.join(map(str, s.outputs))})"
-                        for s in slot.strategies)
+            f"{number:4d} {slot.kind:9} x{slot.weight:<4d} {slot.graph}/{slot.name}: {len(slot.ways)} ways of "
+            + " x ".join(
+                ", ".join(f"{s.name}({' '.join(map(str, s.inputs))} -> {' '.join(map(str, s.outputs))})" for s in axis)
+                for axis in slot.ways.axes
+            )
             for number, slot in enumerate(self.slots)
-        )  # fmt: skip
+        )
 
 
 def space(program: Program, mesh: Mesh, boundary: Boundary | None = None) -> Space:
-    """Every decision that ``program`` leaves open on ``mesh``, which has one axis for now.
+    """Every decision that ``program`` leaves open on ``mesh``.
 
     Inputs arrive and outputs leave as ``boundary`` says: whole, if it is left out.
     """
@@ -118,8 +121,8 @@ class _Builder:
 
     def __init__(self, program: Program, mesh: Mesh, boundary: Boundary) -> None:
         self.program, self.mesh, self.boundary = program, mesh, boundary
-        self.degree = mesh.degrees[0]
-        self.hints: Hints = propagate(program, self.degree)
+        self.degrees = mesh.degrees
+        self.hints: Hints = propagate(program, self.degrees)
         self.slots: list[Slot] = []
         self.flows: dict[tuple[object, ...], Flow] = {}
         self.places: dict[tuple[object, ...], list[tuple[str, int]]] = {}
@@ -130,6 +133,7 @@ class _Builder:
         self.parameter_slots: dict[str, int] = {}
         self.unruled: dict[tuple[str, str], int] = {}
         self.groups = parameter_groups(program)
+        self.whole: Layout = (I,) * len(mesh.axes)
 
     def build(self) -> Space:
         # Blocks first: a call in the top-level graph connects to their enter and leave slots.
@@ -169,8 +173,8 @@ class _Builder:
                 slot = self.output_slots[name, index] = self._output(name, graph, index, out.value, weight)
                 consumers.setdefault(out.value, []).append(Use(slot, 0))
         for index, (buffer, value) in enumerate(graph.updates):
-            fixed = Strategy("I", (I,), ())
-            slot = self.update_slots[name, index] = self._slot(Slot("fixed", name, index, f"update {buffer}", (fixed,)))
+            fixed = Slot("fixed", name, index, f"update {buffer}", _wanted(self.whole))
+            slot = self.update_slots[name, index] = self._slot(fixed)
             consumers.setdefault(value, []).append(Use(slot, 0))
         for value, readers in consumers.items():
             self._flow(name, graph, value, producers[value], tuple(dict.fromkeys(readers)), weight)
@@ -190,22 +194,27 @@ class _Builder:
         if item.kind == "parameter":
             return self._parameter(name, index, item, meta)
         if item.kind == "input" and name != "top":
-            states = states_of(meta, self.degree, self.hints.parts(name, item.value), at_rest=False)
-            both = tuple(Strategy(str(state), (state,), (state,)) for state in states)
-            return self._slot(Slot("enter", name, index, f"enter {item.name}", both, weight))
-        state = I
+            return self._slot(Slot("enter", name, index, f"enter {item.name}", self._passing(name, item.value), weight))
+        layout = self.whole
         if item.kind == "input":
             number = sum(other.kind == "input" for other in graph.inputs[:index])
-            state = self.boundary.inputs[number][0]
-        fixed = Strategy(str(state), (), (state,))
-        return self._slot(Slot("fixed", name, index, f"{item.kind} {item.name}", (fixed,), weight))
+            layout = self.boundary.inputs[number]
+        return self._slot(Slot("fixed", name, index, f"{item.kind} {item.name}", _given(layout), weight))
+
+    def _passing(self, graph: str, value: int) -> Ways:
+        """Any layout that a value may have where it enters or leaves a block."""
+        meta = self.program.graphs()[graph].values[value]
+        states = [states_of(meta, degree, self.hints.parts(graph, value), at_rest=False) for degree in self.degrees]
+        layouts = layouts_of(states, meta.shape, self.degrees)
+        return _ways(layouts, lambda state: Strategy(str(state), (state,), (state,)), states)
 
     def _parameter(self, graph: str, index: int, item: Input, meta: Value) -> int:
         group = self.groups[graph, item.name]
         if group[0] not in self.parameter_slots:
             parts = self.hints.parts(graph, item.value)
-            states = states_of(meta, self.degree, parts, at_rest=True)
-            rest = tuple(Strategy(str(state), (), (state,)) for state in states)
+            states = [states_of(meta, degree, parts, at_rest=True) for degree in self.degrees]
+            layouts = layouts_at_rest(states, meta.shape, self.degrees)
+            rest = _ways(layouts, lambda state: Strategy(str(state), (), (state,)), states)
             slot = self._slot(Slot("parameter", graph, index, f"parameter {item.name}", rest, len(group)))
             self.parameter_slots.update(dict.fromkeys(group, slot))
         return self.parameter_slots[group[0]]
@@ -220,9 +229,7 @@ class _Builder:
         producers: dict[int, Use],
         consumers: dict[int, list[Use]],
     ) -> None:
-        choices = strategies(graph, node, self.degree, self.hints.factors(name, index))
-        if self.degree == 1:  # one rank has everything: any other strategy is the same by another name
-            choices = choices[:1]
+        choices = node_ways(graph, node, self.degrees, self.hints.factors(name, index))
         slot = self.node_slots[name, index] = self._slot(Slot("node", name, index, node.op, choices, weight))
         if rule_for(graph, node) is None and node.operands:
             key = (node.op, f"{name}:{node.module}" if name != "top" else node.module)
@@ -246,12 +253,21 @@ class _Builder:
         if name == "top":
             layout = self.boundary.outputs[index]
             assert layout is not None, "an output that is a tensor has a layout"
-            fixed = Strategy(str(layout[0]), (layout[0],), ())
-            return self._slot(Slot("fixed", name, index, f"output {index}", (fixed,), weight))
-        parts = self.hints.parts(name, value)
-        states = states_of(graph.values[value], self.degree, parts, at_rest=False)
-        both = tuple(Strategy(str(state), (state,), (state,)) for state in states)
-        return self._slot(Slot("leave", name, index, f"leave {index}", both, weight))
+            return self._slot(Slot("fixed", name, index, f"output {index}", _wanted(layout), weight))
+        return self._slot(Slot("leave", name, index, f"leave {index}", self._passing(name, value), weight))
+
+
+def _given(layout: Layout) -> Ways:
+    return collected([tuple(Strategy(str(state), (), (state,)) for state in layout)])
+
+
+def _wanted(layout: Layout) -> Ways:
+    return collected([tuple(Strategy(str(state), (state,), ()) for state in layout)])
+
+
+def _ways(layouts: list[Layout], strategy: Callable[[State], Strategy], states: Sequence[Sequence[State]]) -> Ways:
+    alone = tuple(tuple(strategy(state) for state in axis) for axis in states)
+    return collected([tuple(map(strategy, layout)) for layout in layouts], alone)
 
 
 def parameter_groups(program: Program) -> dict[tuple[str, str], tuple[str, ...]]:

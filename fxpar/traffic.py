@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from fxpar.cost.comm import wire_bytes
 from fxpar.graph import Graph, Node, Program, Ref
-from fxpar.layout import COLLECTIVES, Layout, Mesh, conversion
+from fxpar.layout import COLLECTIVES, Layout, Mesh, conversion, local_share
 from fxpar.plans import Arc, Collective, GraphPlan
 
 Live = frozenset[int]
@@ -20,30 +20,36 @@ Live = frozenset[int]
 
 def collectives(program: Program, mesh: Mesh, plans: Mapping[str, GraphPlan]) -> tuple[Collective, ...]:
     """Every collective of one step, in order of module."""
-    ((axis, degree),) = mesh.axes
-    if degree == 1:
-        return ()
     found: Counter[tuple[str, str, str, str, int]] = Counter()
     flows = _Gradients(program)
     for name, needed, modules in flows.passages():
-        for phase, kind, bytes_ in _steps(flows, program.graphs()[name], plans[name], needed):
-            size = round(wire_bytes(kind, bytes_, degree))
+        for phase, kind, axis, size in _steps(flows, mesh, program.graphs()[name], plans[name], needed):
             for module, count in modules.items():
                 found[module, phase, kind, axis, size] += count
     return tuple(Collective(*item, count) for item, count in sorted(found.items()))
 
 
-def _steps(flows: _Gradients, graph: Graph, plan: GraphPlan, needed: Live) -> Iterator[tuple[str, str, int]]:
-    """Phase, kind and bytes of each collective in one passage of ``graph``, whose outputs ``needed`` get gradients."""
+def _steps(
+    flows: _Gradients, mesh: Mesh, graph: Graph, plan: GraphPlan, needed: Live
+) -> Iterator[tuple[str, str, str, int]]:
+    """Phase, kind, axis and wire bytes of each collective in one passage of ``graph``.
+
+    The outputs ``needed`` get gradients.
+    """
     returning = _read_with_gradient(flows, graph, plan, needed)
     for value, arcs in plan.trees.items():
-        size = graph.values[value].bytes
         for src, dst in arcs:
-            step = conversion(src[0], dst[0])
+            (at,) = [number for number, (a, b) in enumerate(zip(src, dst, strict=True)) if a != b]
+            axis, degree = mesh.axes[at]
+            if degree == 1:
+                continue
+            step = conversion(src[at], dst[at])
+            others = local_share(src[:at], mesh.degrees[:at]) * local_share(src[at + 1 :], mesh.degrees[at + 1 :])
+            here = graph.values[value].bytes / others  # what the ranks of this axis have together
             if step.forward in COLLECTIVES:
-                yield "forward", step.forward, size
+                yield "forward", step.forward, axis, round(wire_bytes(step.forward, here, degree))
             if step.backward in COLLECTIVES and _leads_to(dst, arcs, returning.get(value, set())):
-                yield "backward", step.backward, size
+                yield "backward", step.backward, axis, round(wire_bytes(step.backward, here, degree))
 
 
 def _read_with_gradient(flows: _Gradients, graph: Graph, plan: GraphPlan, needed: Live) -> dict[int, set[Layout]]:

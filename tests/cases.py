@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fxpar import trees
 from fxpar.assemble import assemble, random_choice
+from fxpar.boundary import Boundary
 from fxpar.capture import Captured, capture
 from fxpar.cluster import Cluster
 from fxpar.cost.price import Priced, price
@@ -62,8 +63,10 @@ class Case:
         self.tensors = tensors_of(self.captured, model, args, kwargs or {})
         self.wanted = own_numbers(self.captured, model, args, kwargs or {}, self.tensors)
 
-    def priced(self, degree: int, cluster: str = "toy") -> Priced:
-        return price(space(self.program, Mesh.of({"tp": degree})), Cluster.load(cluster))
+    def priced(self, degrees: int | tuple[int, ...], cluster: str = "toy", boundary: Boundary | None = None) -> Priced:
+        axes = (degrees,) if isinstance(degrees, int) else degrees
+        mesh = Mesh.of({name: degree for name, degree in zip(("tp", "up", "vp"), axes, strict=False)})
+        return price(space(self.program, mesh, boundary), Cluster.load(cluster))
 
     def error(self, plan: Plan) -> tuple[float, str]:
         """The largest error under ``plan`` on simulated ranks, and where it is."""
@@ -115,10 +118,12 @@ def check(
     *args: Any,
     parameters: Mapping[str, str] | None = None,
     nodes: Mapping[str, str] | None = None,
-    degrees: Sequence[int] = (2, 4),
+    degrees: Sequence[int | tuple[int, ...]] = (2, 4),
     seeds: int = 12,
 ) -> Plan:
-    """Assert that ``model`` computes its own numbers at each of ``degrees``; return the best plan at the last degree.
+    """Assert that ``model`` computes its own numbers at each of ``degrees``; return the best plan at the last of them.
+
+    A tuple of degrees is a mesh of several axes.
 
     It runs under the best plan with ``parameters`` and ``nodes`` held, and under ``seeds`` plans of random strategies.
     """

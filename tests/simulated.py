@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from fxpar.graph import Graph, Program, Ref
-from fxpar.layout import Mesh
+from fxpar.layout import I, Layout, Mesh, successive_layout
 from fxpar.plans import Plan
 from fxpar.rewrite import Place, rewrite_program
-from fxpar.runtime.collectives import join, split
+from fxpar.runtime.collectives import split
 from fxpar.runtime.simulate_ranks import Watcher, run_simulated
 
 torch.set_num_threads(1)  # the tensors are so small that threads would only wait for one another
@@ -47,8 +48,9 @@ class Simulation:
         change: Callable[[str, Sequence[fx.GraphModule]], None] | None = None,
     ) -> None:
         self.program, self.plan = program, plan
-        self.degree = plan.mesh.degrees[0]
-        places = [Place(plan.mesh, (rank,), ("none",), torch.device("cpu")) for rank in range(self.degree)]
+        self.coordinates = list(product(*map(range, plan.mesh.degrees)))
+        self.ranks = range(len(self.coordinates))
+        places = [Place(plan.mesh, at, group_names(at), torch.device("cpu")) for at in self.coordinates]
         per_rank = [rewrite_program(program, plan, place, callables or {}) for place in places]
         self.modules = {name: [modules[name] for modules in per_rank] for name in program.graphs()}
         for name, modules in self.modules.items():
@@ -64,21 +66,59 @@ class Simulation:
         top = self.program.top
         outs = run_simulated(self.modules["top"], self._inputs(top, "", None), call=self._call, watch=watch)
         count = len(top.outputs)
-        grads = cotangents(top, outs[0][:count], seed)
-        roots = [out[index] for out in outs for index in grads if out[index].requires_grad]
-        torch.autograd.backward(roots, [grads[index] for out in outs for index in grads if out[index].requires_grad])
-        return [self._numbers(rank, out, count) for rank, out in enumerate(outs)]
+        wholes = [self._whole_outputs(rank, outs, count) for rank in self.ranks]
+        grads = cotangents(top, wholes[0], seed)
+        roots, given = [], []
+        for rank, out in enumerate(outs):
+            for index, grad in grads.items():
+                if out[index].requires_grad:
+                    layout = self.plan.graphs["top"].outputs[index]
+                    assert layout is not None
+                    roots.append(out[index])
+                    given.append(piece_of(grad, layout, self.plan.mesh, self.coordinates[rank]))
+        torch.autograd.backward(roots, given)
+        return [self._numbers(rank, outs[rank], wholes[rank], count) for rank in self.ranks]
 
-    def _state(self, key: tuple[str, str]) -> str:
+    def _whole_outputs(self, rank: int, outs: Sequence[tuple[Any, ...]], count: int) -> tuple[Any, ...]:
+        """The flat outputs, those that are split put together from the ranks that have what ``rank`` lacks."""
+        layouts = self.plan.graphs["top"].outputs
+        return tuple(
+            self._join([out[index] for out in outs], layouts[index], rank) if isinstance(outs[rank][index], Tensor)
+            else outs[rank][index]
+            for index in range(count)
+        )  # fmt: skip
+
+    def _join(self, pieces: Sequence[Tensor], layout: Layout | None, rank: int) -> Tensor:
+        assert layout is not None
+        mesh, mine = self.plan.mesh, self.coordinates[rank]
+        if all(state.kind != "S" for state in layout):
+            return pieces[rank]
+        sizes = list(pieces[rank].shape)
+        for state, degree in zip(layout, mesh.degrees, strict=True):
+            if state.kind == "S":
+                sizes[state.dim] *= degree
+        numbers = torch.arange(math.prod(sizes)).view(sizes)
+        flats, places = [], []
+        for other, at in enumerate(self.coordinates):
+            if all(a == b or state.kind == "S" for a, b, state in zip(at, mine, layout, strict=True)):
+                flats.append(pieces[other].reshape(-1))
+                places.append(piece_of(numbers, layout, mesh, at).reshape(-1))
+        return torch.cat(flats)[torch.cat(places).argsort()].view(sizes)
+
+    def _layout(self, key: tuple[str, str]) -> Layout:
         kind, name = key
-        return str(self.plan.parameters[name][0]) if kind == "parameter" else "I"
+        if kind == "parameter":
+            return self.plan.parameters[name]
+        if kind == "input":
+            names = [(item.kind, item.name) for item in self.program.top.inputs]
+            return self.plan.graphs["top"].inputs[names.index(key)]
+        return (I,) * len(self.plan.mesh.axes)
 
     def _rank_pieces(self, key: tuple[str, str]) -> list[Tensor]:
         """A leaf per rank of its piece of a whole tensor."""
         if key not in self.pieces:
-            whole, state = self.tensors[key].detach(), self._state(key)
-            mine = [split(whole, state, self.degree)[rank] if state[0] == "S" else whole for rank in range(self.degree)]
-            grad = self.tensors[key].requires_grad
+            whole, grad = self.tensors[key].detach(), self.tensors[key].requires_grad
+            mine = [piece_of(whole, self._layout(key), self.plan.mesh, at) for at in self.coordinates]
             self.pieces[key] = [piece.clone().requires_grad_(grad) for piece in mine]
         return self.pieces[key]
 
@@ -91,20 +131,33 @@ class Simulation:
             else:
                 name = item.name if item.kind in ("input", "constant") else self.program.name_of(module, item.name)
                 columns.append(self._rank_pieces((item.kind, name)))
-        return [[column[rank] for column in columns] for rank in range(self.degree)]
+        return [[column[rank] for column in columns] for rank in self.ranks]
 
     def _call(self, name: str, module: str, given: list[tuple[Any, ...]]) -> list[Any]:
         inputs = self._inputs(self.program.blocks[name], module, given)
         return run_simulated(self.modules[name], inputs, call=self._call, watch=self.watch)
 
-    def _numbers(self, rank: int, outs: tuple[Any, ...], count: int) -> Numbers:
+    def _numbers(self, rank: int, outs: tuple[Any, ...], wholes: tuple[Any, ...], count: int) -> Numbers:
         gradients = {}
         for key in [key for key, tensor in self.tensors.items() if tensor.requires_grad]:
-            pieces, state = self._rank_pieces(key), self._state(key)
+            pieces = self._rank_pieces(key)
             found = [torch.zeros_like(piece) if piece.grad is None else piece.grad for piece in pieces]
-            gradients[key] = join(torch.stack(found), state) if state[0] == "S" else found[rank]
+            gradients[key] = self._join(found, self._layout(key), rank)
         names = [name for name, _ in self.program.top.updates]
-        return Numbers(outs[:count], dict(zip(names, outs[count:], strict=True)), gradients)
+        return Numbers(wholes, dict(zip(names, outs[count:], strict=True)), gradients)
+
+
+def group_names(at: Sequence[int]) -> tuple[str, ...]:
+    """A name for the group of a rank on each axis: the ranks that differ from it on that axis only."""
+    return tuple(f"axis {axis} of {(*at[:axis], *at[axis + 1 :])}" for axis in range(len(at)))
+
+
+def piece_of(whole: Tensor, layout: Layout, mesh: Mesh, at: Sequence[int]) -> Tensor:
+    """What the rank at coordinates ``at`` has of a tensor in ``layout``: one axis cuts after the other."""
+    for state, degree, rank in zip(successive_layout(layout, mesh.degrees), mesh.degrees, at, strict=True):
+        if state.kind == "S":
+            whole = split(whole, str(state), degree)[rank]
+    return whole
 
 
 def cotangents(top: Graph, outs: Sequence[Any], seed: int) -> dict[int, Tensor]:

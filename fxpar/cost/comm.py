@@ -75,7 +75,14 @@ def arc_seconds(src: State, dst: State, value: Value, degree: int, link: Link, c
     """
     if not (divides(value.shape, src, degree) and divides(value.shape, dst, degree)):
         return math.inf
-    if not value.grad and R in (src, dst):
+    return conversion_seconds(src, dst, value.bytes, degree, link, cluster, grad=value.grad)
+
+
+def conversion_seconds(
+    src: State, dst: State, whole_bytes: float, degree: int, link: Link, cluster: Cluster, *, grad: bool
+) -> float:
+    """Like :func:`arc_seconds`, for any tensor of ``whole_bytes`` that both states divide."""
+    if not grad and R in (src, dst):
         return math.inf
     if src == dst:
         return 0.0
@@ -88,7 +95,7 @@ def arc_seconds(src: State, dst: State, value: Value, degree: int, link: Link, c
     # of cuts takes one over a piece before and one after.
     copies = 2.0 / degree if len(cuts) == 2 else float(any(cut.dim > 0 or cut.parts > 1 for cut in cuts))
     steps = conversion(src, dst)
-    total = step_seconds(steps.forward, value.bytes, degree, link, cluster, copies=copies)
-    if value.grad:
-        total += step_seconds(steps.backward, value.bytes, degree, link, cluster, copies=copies)
+    total = step_seconds(steps.forward, whole_bytes, degree, link, cluster, copies=copies)
+    if grad:
+        total += step_seconds(steps.backward, whole_bytes, degree, link, cluster, copies=copies)
     return total

@@ -6,7 +6,11 @@ network is :mod:`fxpar.cost.comm`.
 
 from __future__ import annotations
 
+import numpy as np
+
 from fxpar.cluster import Cluster
+
+Numbers = float | np.ndarray
 
 #: The gradient of a product takes two products (one per operand), and reads and writes about twice as much.
 BACKWARD = 2.0
@@ -22,27 +26,29 @@ VIEWS = frozenset(
 
 
 def node_seconds(
-    flops: float, moved_bytes: float, dtype: str, cluster: Cluster, *, op: str = "", grad: bool = False
-) -> float:
+    flops: Numbers, moved_bytes: Numbers, dtype: str, cluster: Cluster, *, op: str = "", grad: bool = False
+) -> np.ndarray:
     """Seconds of one operation in a step: the larger of computing and moving, and at least a launch.
 
-    ``flops`` and ``moved_bytes`` are what one rank computes, and reads and writes, forward. With ``grad`` the backward
-    pass is added. Views are free. (Williams, Waterman and Patterson, 2009.)
+    ``flops`` and ``moved_bytes`` are what one rank computes, and reads and writes, forward: numbers, or arrays of one
+    for each way of running it. With ``grad`` the backward pass is added. Views are free. (Williams, Waterman and
+    Patterson, 2009.)
 
     >>> toy = Cluster.load("toy")
-    >>> node_seconds(1e8, 8, "float32", toy), node_seconds(1e8, 8, "float32", toy, grad=True)
+    >>> float(node_seconds(1e8, 8, "float32", toy)), float(node_seconds(1e8, 8, "float32", toy, grad=True))
     (1.0, 3.0)
     """
     if op in VIEWS:
-        return 0.0
+        return np.zeros(np.broadcast(flops, moved_bytes).shape)
     total = _roofline(flops, moved_bytes, dtype, cluster)
     return total + _roofline(BACKWARD * flops, BACKWARD * moved_bytes, dtype, cluster) if grad else total
 
 
-def optimizer_seconds(local_bytes: float, cluster: Cluster) -> float:
+def optimizer_seconds(local_bytes: Numbers, cluster: Cluster) -> np.ndarray:
     """Seconds of AdamW on the ``local_bytes`` of a parameter that one rank keeps."""
-    return max(cluster.launch_seconds, ADAMW_PASSES * local_bytes / cluster.memory_bytes_per_second)
+    return np.maximum(cluster.launch_seconds, ADAMW_PASSES * local_bytes / cluster.memory_bytes_per_second)
 
 
-def _roofline(flops: float, moved_bytes: float, dtype: str, cluster: Cluster) -> float:
-    return max(cluster.launch_seconds, flops / cluster.peak(dtype), moved_bytes / cluster.memory_bytes_per_second)
+def _roofline(flops: Numbers, moved_bytes: Numbers, dtype: str, cluster: Cluster) -> np.ndarray:
+    busy = np.maximum(flops / cluster.peak(dtype), moved_bytes / cluster.memory_bytes_per_second)
+    return np.maximum(cluster.launch_seconds, busy)

@@ -7,24 +7,25 @@ takes. Its variables are the space's slots, in order. Times are seconds of one t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 
 from fxpar.cluster import Cluster, Link
-from fxpar.cost.comm import arc_seconds
+from fxpar.cost.arcs import arc_matrix
 from fxpar.cost.compute import node_seconds, optimizer_seconds
-from fxpar.cost.trees import subset_costs
+from fxpar.cost.trees import Arcs, Tree, cheapest_tree, tree_table
 from fxpar.graph import Value
-from fxpar.layout import I, R, State, without_gradient
+from fxpar.layout import I, Layout, R, State, without_gradient
+from fxpar.rules.joint import Ways, layouts_at_rest, layouts_of
 from fxpar.rules.strategy import Strategy
 from fxpar.rules.work import flops
 from fxpar.solver.problem import CostTable, Factor, Variable
 from fxpar.space import Flow, Slot, Space
 
 #: Tables with more entries than this are left to the solver, which knows other ways.
-MAX_TABLE_ENTRIES = 200_000
+MAX_TABLE_ENTRIES = 10_000
 
 
 #: These read only the entries of their first operand that they return.
@@ -50,116 +51,133 @@ class Priced:
 
 @dataclass(frozen=True)
 class FlowPrice:
-    """What a flow costs: ``costs[root, mask]`` for the producer's state and the set of states that are needed.
+    """What a flow costs: ``arcs`` are the single conversions between ``layouts``.
 
-    ``roots`` maps the producer's choices to states, ``reads`` each reading slot's choices to states (one per reading),
-    ``masks`` to the set of them. ``arcs`` are the seconds between ``states``.
+    ``roots`` maps the producer's choices to layouts, ``reads`` each reading slot's choices to one layout per reading.
     """
 
     weight: int
-    states: tuple[State, ...]
-    arcs: np.ndarray
-    costs: np.ndarray
+    layouts: tuple[Layout, ...]
+    arcs: Arcs
     producer: int
     roots: np.ndarray
     reads: dict[int, np.ndarray]
-    masks: dict[int, np.ndarray]
 
-    def seconds(self, choice: tuple[int, ...]) -> float:
+    def tree(self, choice: Sequence[int]) -> Tree[Layout]:
+        """The conversions of one passage under ``choice``."""
+        targets = {int(number) for slot, reads in self.reads.items() for number in reads[choice[slot]]}
+        return cheapest_tree(self.arcs, int(self.roots[choice[self.producer]]), targets, self.layouts)
+
+    def seconds(self, choice: Sequence[int]) -> float:
         """Seconds of one passage under ``choice``."""
-        mask = reduce(int.__or__, (int(masks[choice[slot]]) for slot, masks in self.masks.items()), 0)
-        return float(self.costs[self.roots[choice[self.producer]], mask])
+        return self.tree(choice).seconds
 
 
 def price(space: Space, cluster: Cluster) -> Priced:
     """Price every choice and every conversion of ``space`` on ``cluster``."""
-    (link,) = cluster.axis_links(space.mesh)
+    links = cluster.axis_links(space.mesh)
     variables = tuple(Variable(slot.name, _slot_costs(space, slot, cluster)) for slot in space.slots)
-    cache: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
-    trees = tuple(_flow_price(space, flow, cluster, link, cache) for flow in space.flows)
+    cache: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs]] = {}
+    trees = tuple(_flow_price(space, flow, cluster, links, cache) for flow in space.flows)
     return Priced(space, cluster, CostTable(variables, tuple(_factor(tree) for tree in trees)), trees)
 
 
 def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
+    graph, ways = space.program.graphs()[slot.graph], slot.ways
     if slot.kind == "parameter":
-        graph = space.program.graphs()[slot.graph]
         meta = graph.values[graph.inputs[slot.index].value]
-        return np.array([slot.weight * _update_seconds(meta, item, space, cluster) for item in slot.strategies])
+        if not meta.grad:
+            return np.zeros(len(ways))
+        return slot.weight * optimizer_seconds(meta.bytes / _pieces(space, ways, "outputs", 0), cluster)
     if slot.kind != "node":
-        return np.zeros(len(slot.strategies))
-    graph = space.program.graphs()[slot.graph]
+        return np.zeros(len(ways))
     node = graph.nodes[slot.index]
     operands = [graph.values[value] for value in node.operands]
     outputs = [graph.values[out] for out in node.outputs if out is not None]
-    work, dtype = flops(graph, node), (outputs or operands or [Value((), "float32")])[0].dtype
+    dtype = (outputs or operands or [Value((), "float32")])[0].dtype
+    moved = written = sum(
+        (meta.bytes / _pieces(space, ways, "outputs", at) for at, meta in enumerate(outputs)), np.zeros(len(ways))
+    )
+    for at, meta in enumerate(operands):
+        read = meta.bytes / _pieces(space, ways, "inputs", at)
+        moved = moved + (np.minimum(read, written) if at == 0 and node.op in LOOK_UPS else read)
+    divided = _product(space, ways, [[strategy.divided for strategy in options] for options in ways.axes])
     grad = any(meta.grad for meta in outputs)
-    seconds = []
-    for item in slot.strategies:
-        written = sum(_local_bytes(m, s, space) for m, s in zip(outputs, item.outputs, strict=True))
-        read = [_local_bytes(m, s, space) for m, s in zip(operands, item.inputs, strict=True)]
-        if node.op in LOOK_UPS:
-            read[0] = min(read[0], written)
-        moved = written + sum(read)
-        share = work / space.mesh.degrees[0] if item.divided else work
-        seconds.append(slot.weight * node_seconds(share, moved, dtype, cluster, op=node.op, grad=grad))
-    return np.array(seconds)
+    return slot.weight * node_seconds(flops(graph, node) / divided, moved, dtype, cluster, op=node.op, grad=grad)
 
 
-def _update_seconds(meta: Value, strategy: Strategy, space: Space, cluster: Cluster) -> float:
-    return optimizer_seconds(_local_bytes(meta, strategy.outputs[0], space), cluster) if meta.grad else 0.0
+def _pieces(space: Space, ways: Ways, side: str, position: int) -> np.ndarray:
+    """For each way, of how many pieces of an input or output a rank has one."""
+    cut = [[getattr(strategy, side)[position].kind == "S" for strategy in options] for options in ways.axes]
+    return _product(space, ways, cut)
 
 
-def _local_bytes(meta: Value, state: State, space: Space) -> float:
-    return meta.bytes / space.mesh.degrees[0] if state.kind == "S" else float(meta.bytes)
+def _product(space: Space, ways: Ways, split: list[list[bool]]) -> np.ndarray:
+    """For each way, the product of the degrees of the axes on which it is ``split``."""
+    found = np.ones(len(ways))
+    for axis, (degree, flags) in enumerate(zip(space.mesh.degrees, split, strict=True)):
+        found *= np.where(np.array(flags)[ways.picks[:, axis]], degree, 1)
+    return found
 
 
 def _flow_price(
     space: Space,
     flow: Flow,
     cluster: Cluster,
-    link: Link,
-    cache: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]],
+    links: Sequence[Link],
+    cache: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs]],
 ) -> FlowPrice:
-    produced = [
-        _state(item.outputs[flow.producer.position], flow.meta) for item in space.slots[flow.producer.slot].strategies
-    ]
-    needed: dict[int, list[list[State]]] = {}
-    for use in flow.consumers:
-        read = [_state(item.inputs[use.position], flow.meta) for item in space.slots[use.slot].strategies]
-        needed.setdefault(use.slot, []).append(read)
-    wanted = tuple(sorted({state for reads in needed.values() for read in reads for state in read}))
-    between = {I, R} if flow.meta.grad else {I}
-    states = tuple(sorted({*wanted, *produced, *between}))
-    most = sum(len(reads) for reads in needed.values())
-    key = (flow.meta, states, wanted, most)
-    number = {state: index for index, state in enumerate(states)}
+    made = _Sided(space.slots[flow.producer.slot].ways, "outputs", flow.producer.position, flow.meta)
+    read = [(use.slot, _Sided(space.slots[use.slot].ways, "inputs", use.position, flow.meta)) for use in flow.consumers]
+    at_rest = space.slots[flow.producer.slot].kind == "parameter"
+    named = tuple(dict.fromkeys(layout for side in (made, *(side for _, side in read)) for layout in side.layouts))
+    between = tuple(
+        tuple(dict.fromkeys([I, *([R] if flow.meta.grad else []), *made.alone[axis],
+                             *(state for _, side in read for state in side.alone[axis])]))
+        for axis in range(len(space.mesh.axes))
+    )  # fmt: skip
+    key = (flow.meta, frozenset(named), tuple(map(frozenset, between)), at_rest)
     if key not in cache:
-        arcs = _arcs(states, flow.meta, space.mesh.degrees[0], link, cluster)
-        cache[key] = arcs, subset_costs(arcs, most, [number[state] for state in wanted])
-    arcs, costs = cache[key]
-    bit = {state: 1 << index for index, state in enumerate(wanted)}
+        through = (layouts_at_rest if at_rest else layouts_of)(between, flow.meta.shape, space.mesh.degrees)
+        layouts = tuple(sorted({*named, *through}))
+        cache[key] = layouts, Arcs.of(arc_matrix(layouts, flow.meta, space.mesh, links, cluster))
+    layouts, arcs = cache[key]
+    number = {layout: index for index, layout in enumerate(layouts)}
+    reads: dict[int, list[np.ndarray]] = {}
+    for slot, side in read:
+        reads.setdefault(slot, []).append(side.numbers(number))
     return FlowPrice(
         weight=flow.weight,
-        states=states,
+        layouts=layouts,
         arcs=arcs,
-        costs=costs,
         producer=flow.producer.slot,
-        roots=np.array([number[state] for state in produced]),
-        reads={
-            slot: np.array([[number[state] for state in read] for read in reads]).T for slot, reads in needed.items()
-        },
-        masks={
-            slot: np.array(
-                [reduce(int.__or__, (bit[state] for state in states)) for states in zip(*reads, strict=True)]
-            )
-            for slot, reads in needed.items()
-        },
+        roots=made.numbers(number),
+        reads={slot: np.array(columns).T for slot, columns in reads.items()},
     )
 
 
-def _arcs(states: tuple[State, ...], meta: Value, degree: int, link: Link, cluster: Cluster) -> np.ndarray:
-    seconds = [[0.0 if a == b else arc_seconds(a, b, meta, degree, link, cluster) for b in states] for a in states]
-    return np.array(seconds)
+class _Sided:
+    """The layouts of one input or output of a slot: ``layouts[index[choice]]``; ``alone`` has the states per axis."""
+
+    def __init__(self, ways: Ways, side: str, position: int, meta: Value) -> None:
+        def states(axes: tuple[tuple[Strategy, ...], ...]) -> list[list[State]]:
+            return [[_state(getattr(item, side)[position], meta) for item in options] for options in axes]
+
+        self.alone = states(ways.alone)
+        table = [dict.fromkeys(options) for options in states(ways.axes)]
+        numbers = [{state: at for at, state in enumerate(known)} for known in table]
+        codes = np.zeros(len(ways), dtype=np.int64)
+        for axis, options in enumerate(states(ways.axes)):
+            own = np.array([numbers[axis][state] for state in options])
+            codes = codes * len(table[axis]) + own[ways.picks[:, axis]]
+        _, first, self.index = np.unique(codes, return_index=True, return_inverse=True)
+        self.layouts = [
+            tuple(_state(item, meta) for item in ways.layout(int(choice), side, position)) for choice in first
+        ]
+
+    def numbers(self, number: dict[Layout, int]) -> np.ndarray:
+        """For each choice, the number of its layout."""
+        return np.array([number[layout] for layout in self.layouts])[self.index]
 
 
 def _state(state: State, meta: Value) -> State:
@@ -168,12 +186,9 @@ def _state(state: State, meta: Value) -> State:
 
 def _factor(tree: FlowPrice) -> Factor:
     """One flow as a factor: its tree, and its table unless that is so large that the solver should not build it."""
-    slots = tuple(tree.masks)
-    scope, states = (tree.producer, *slots), (tree.roots, *(tree.reads[slot] for slot in slots))
-    if math.prod(len(item) for item in states) > MAX_TABLE_ENTRIES:
-        return Factor(scope, None, tree.arcs, states, tree.weight)
-    mask = np.zeros((), dtype=np.int64)
-    for slot in slots:
-        mask = mask[..., None] | tree.masks[slot]
-    table = tree.weight * tree.costs[tree.roots.reshape((-1,) + (1,) * mask.ndim), mask[None]]
-    return Factor(scope, table, tree.arcs, states, tree.weight)
+    slots = tuple(tree.reads)
+    states = (tree.roots, *(tree.reads[slot] for slot in slots))
+    table = None
+    if math.prod(len(item) for item in states) <= MAX_TABLE_ENTRIES:
+        table = tree.weight * tree_table(tree.arcs, states[0], states[1:])
+    return Factor((tree.producer, *slots), table, tree.arcs, states, tree.weight)

@@ -33,9 +33,9 @@ def run_simulated(
 ) -> list[tuple[Any, ...]]:
     """Run one GraphModule per rank on ``inputs[rank]``; returns ``outputs[rank]``.
 
-    ``call(name, module, tensors per rank) -> outputs per rank`` runs the blocks that the graphs call.
+    Ranks exchange within groups of one name (the last argument of a conversion). ``call(name, module, tensors per rank) -> outputs per rank`` runs the blocks that the graphs call.
     """
-    watch = watch or (lambda *_: None)
+    watch = watch or _unwatched
     ranks = range(len(modules))
     given = [iter(flat) for flat in inputs]
     held: list[dict[fx.Node, Any]] = [{} for _ in ranks]
@@ -60,9 +60,7 @@ def _filled(node: fx.Node, held: dict[fx.Node, Any]) -> tuple[tuple[Any, ...], d
 def _step(nodes: Any, modules: Any, filled: Any, call: Any, watch: Watcher) -> list[Any]:
     """One operation on every rank."""
     if nodes[0].target is convert:
-        src, dst, grad = filled[0][0][1:4]
-        joint = tuple(args[0] if grad else args[0].detach() for args, _ in filled)
-        return list(_Joint.apply(src, dst, watch, *joint))
+        return _convert([args for args, _ in filled], watch)
     if nodes[0].target is call_block and call is not None:
         _, name, module = filled[0][0][:3]
         return call(name, module, [args[3:] for args, _ in filled])
@@ -75,6 +73,26 @@ def _step(nodes: Any, modules: Any, filled: Any, call: Any, watch: Watcher) -> l
         target = module.get_submodule(node.target) if node.op == "call_module" else node.target
         results.append(target(*args, **kwargs))
     return results
+
+
+def _convert(calls: Sequence[tuple[Any, ...]], watch: Watcher) -> list[Any]:
+    """One conversion on every rank; those of one group exchange their pieces. Only the first group is watched."""
+    groups: dict[str, list[int]] = {}
+    for number, call in enumerate(calls):
+        groups.setdefault(call[-1], []).append(number)
+    results: list[Any] = [None] * len(calls)
+    for at, members in enumerate(groups.values()):
+        members.sort(key=lambda number: int(calls[number][-2]))
+        src, dst, grad = calls[members[0]][1:4]
+        values = [calls[number][0] if grad else calls[number][0].detach() for number in members]
+        made = _Joint.apply(src, dst, watch if at == 0 else _unwatched, *values)
+        for number, value in zip(members, made, strict=True):
+            results[number] = value
+    return results
+
+
+def _unwatched(*_: str) -> None:
+    """Nobody looks."""
 
 
 class _Joint(torch.autograd.Function):

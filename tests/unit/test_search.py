@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fxpar.assemble import assemble, random_choice, whole_choice
 from fxpar.cluster import Cluster
-from fxpar.cost.comm import arc_seconds
+from fxpar.cost.arcs import arc_matrix
 from fxpar.cost.price import Priced, price
 from fxpar.errors import InfeasibleError, PlanError
 from fxpar.graph import Graph, Input, Node, Program, Ref, Value
@@ -48,25 +48,27 @@ def chain(ops: list[str], batch: int, width: int, *, grad: bool = True) -> Progr
     return Program(Graph("top", tuple(values), tuple(order), tuple(nodes), (Ref(last),)).verify()).verify()
 
 
-def priced_chain(ops: list[str], batch: int, width: int, degree: int, cluster: Cluster = TOY) -> Priced:
-    return price(space(chain(ops, batch, width), Mesh.of({"tp": degree})), cluster)
+def priced_chain(ops: list[str], batch: int, width: int, degree: int | Mesh, cluster: Cluster = TOY) -> Priced:
+    mesh = Mesh.of({"tp": degree}) if isinstance(degree, int) else degree
+    return price(space(chain(ops, batch, width), mesh), cluster)
 
 
 def seconds_of(priced: Priced, plan: Plan) -> float:
     """What a plan costs, from the plan alone: its strategies' seconds and every conversion in its trees."""
-    (link,) = TOY.axis_links(plan.mesh)
-    total = 0.0
+    total, links = 0.0, TOY.axis_links(plan.mesh)
     for slot, variable in zip(priced.space.slots, priced.problem.variables, strict=True):
         if slot.kind == "node":
             name = plan.graphs[slot.graph].nodes[slot.index].name
-            total += float(variable.costs[[item.name for item in slot.strategies].index(name)])
+            total += float(variable.costs[[slot.ways.name(item) for item in range(len(slot.ways))].index(name)])
         elif slot.kind == "parameter":
             layout = plan.parameters[priced.space.program.top.inputs[slot.index].name]
-            total += float(variable.costs[[item.outputs for item in slot.strategies].index(layout)])
+            layouts = [slot.ways.layout(item, "outputs", 0) for item in range(len(slot.ways))]
+            total += float(variable.costs[layouts.index(layout)])
     graph = priced.space.program.top
     for value, arcs in plan.graphs["top"].trees.items():
         for src, dst in arcs:
-            total += arc_seconds(src[0], dst[0], graph.values[value], plan.mesh.degrees[0], link, TOY)
+            arc = arc_matrix([src, dst], graph.values[value], plan.mesh, links, TOY)
+            total += float(arc[0, 1])
     return total
 
 
@@ -77,7 +79,7 @@ OPS = st.lists(st.sampled_from(["linear", "relu", "add"]), min_size=1, max_size=
 @given(OPS, st.sampled_from([2, 6, 64]), st.sampled_from([4, 6, 64]), st.sampled_from([2, 4]))
 def test_objective_is_that_of_exhaustive_search(ops: list[str], batch: int, width: int, degree: int) -> None:
     priced = priced_chain(ops, batch, width, degree)
-    counts = [range(len(slot.strategies)) for slot in priced.space.slots]
+    counts = [range(len(slot.ways)) for slot in priced.space.slots]
     if np.prod([len(count) for count in counts]) > 40_000:
         return
     best = min(priced.seconds(choice) for choice in product(*counts))
@@ -86,10 +88,15 @@ def test_objective_is_that_of_exhaustive_search(ops: list[str], batch: int, widt
     assert solution.cost == pytest.approx(best, rel=1e-12)
 
 
+MESHES = st.sampled_from(
+    [Mesh.of({"tp": 2}), Mesh.of({"tp": 4}), Mesh.of({"dp": 2, "tp": 2}), Mesh.of({"dp": 2, "tp": 3})]
+)
+
+
 @settings(max_examples=40, deadline=None)
-@given(OPS, st.sampled_from([2, 6, 64]), st.sampled_from([4, 6, 64]), st.sampled_from([2, 4]), st.integers(0, 9))
-def test_a_plan_is_legal_and_costs_what_it_says(ops: list[str], batch: int, width: int, degree: int, seed: int) -> None:
-    priced = priced_chain(ops, batch, width, degree)
+@given(OPS, st.sampled_from([2, 6, 64]), st.sampled_from([4, 6, 64]), MESHES, st.integers(0, 9))
+def test_a_plan_is_legal_and_costs_what_it_says(ops: list[str], batch: int, width: int, mesh: Mesh, seed: int) -> None:
+    priced = priced_chain(ops, batch, width, mesh)
     for choice in (random_choice(priced.space, seed), whole_choice(priced.space), solve(priced.problem).choice):
         plan = assemble(priced, choice)
         check_program(priced.space.program, plan)
@@ -103,7 +110,7 @@ def test_min_marginals_are_the_cost_of_a_pinned_search() -> None:
     marginals = min_marginals(priced.problem)
     assert marginals is not None
     for number, slot in enumerate(priced.space.slots):
-        for item in range(len(slot.strategies)):
+        for item in range(len(slot.ways)):
             pinned = solve(priced.problem, pins={number: {item}})
             assert marginals[number][item] == pytest.approx(pinned.cost, rel=1e-12)
 

@@ -1,0 +1,63 @@
+"""Seconds of single conversions between the layouts of a value on a mesh: each changes the state on one axis.
+
+In: a value, its layouts, the mesh and its links. Out: a matrix. What one conversion costs is :mod:`fxpar.cost.comm`,
+and what several cost together :mod:`fxpar.cost.trees`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from fxpar.cluster import Cluster, Link
+from fxpar.cost.comm import conversion_seconds
+from fxpar.graph import Value
+from fxpar.layout import Layout, Mesh, State, local_layout, local_share, without_gradient
+
+
+def plain_layout(layout: Layout, meta: Value) -> Layout:
+    """``layout`` with ``R`` written ``I`` if the value carries no gradient."""
+    return layout if meta.grad else tuple(without_gradient(state) for state in layout)
+
+
+def arc_matrix(
+    layouts: Sequence[Layout], meta: Value, mesh: Mesh, links: Sequence[Link], cluster: Cluster
+) -> np.ndarray:
+    """Seconds ``[L, L]`` of the conversions between ``layouts``; infinite where they differ on several axes.
+
+    A conversion on one axis moves a rank's piece, which is the smaller and the more contiguous the more the other axes
+    have cut; so it is priced for the local tensor, with the states as they are there.
+
+    >>> from fxpar.layout import I, S
+    >>> toy = Cluster.load("toy")
+    >>> mesh = Mesh.of({"dp": 2, "tp": 2})
+    >>> found = arc_matrix([(S(0), S(1)), (S(0), I), (I, I)], Value((8, 8), "float32"), mesh, toy.axis_links(mesh), toy)
+    >>> np.isfinite(found).astype(int).tolist()
+    [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    """
+    found = np.full((len(layouts), len(layouts)), np.inf)
+    np.fill_diagonal(found, 0.0)
+    local = [local_layout(layout, mesh.degrees) for layout in layouts]
+    for axis, (degree, link) in enumerate(zip(mesh.degrees, links, strict=True)):
+        alike: dict[Layout, list[int]] = {}  # layouts that differ on this axis only
+        for number, layout in enumerate(layouts):
+            alike.setdefault((*layout[:axis], *layout[axis + 1 :]), []).append(number)
+        others = (*mesh.degrees[:axis], *mesh.degrees[axis + 1 :])
+        for rest, numbers in alike.items():
+            if len(numbers) > 1:
+                states = tuple(local[number][axis] for number in numbers)
+                here = meta.bytes / local_share(rest, others)
+                found[np.ix_(numbers, numbers)] = _axis_arcs(states, here, meta.grad, degree, link, cluster)
+    return found
+
+
+@lru_cache(maxsize=65536)
+def _axis_arcs(
+    states: tuple[State, ...], whole_bytes: float, grad: bool, degree: int, link: Link, cluster: Cluster
+) -> np.ndarray:
+    """Seconds between states of one axis, written as they are on the local tensor."""
+    return np.array(
+        [[conversion_seconds(a, b, whole_bytes, degree, link, cluster, grad=grad) for b in states] for a in states]
+    )
