@@ -48,7 +48,7 @@ class Step:
         return found
 
 
-#: The whole values of the tensors that a layer gave out, in their order.
+#: The whole values of the tensors that a layer, or the model, gave out, in their order.
 Gather = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -58,20 +58,26 @@ def train_step(
     kwargs: dict[str, Any],
     seed: int,
     layers: Mapping[str, Gather] | None = None,
+    outputs: Gather | None = None,
+    input_gradient: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Step:
     """Forward, backward from fixed random cotangents, and one AdamW step.
 
-    ``layers`` are modules whose outputs count too, each with how its tensors are made whole. Raises
+    ``layers`` are modules whose outputs count too, each with how its tensors are made whole; ``outputs`` makes the
+    model's own whole, and lets their gradients pass; ``input_gradient`` gives the whole gradient of an input. Raises
     :class:`FxparError` if no output carries a gradient.
     """
+    read_gradient = input_gradient or _gradient
     inputs = {name: tensor for name, tensor in named_tensors({"args": args, "kwargs": kwargs}) if tensor.requires_grad}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with _watched(model, layers or {}) as seen:
         out = dict(named_tensors(model(*args, **kwargs), "output"))
+    if outputs is not None:
+        out = dict(zip(out, outputs(list(out.values())), strict=True))
     _cotangent_sum(out, seed).backward()
     parameters = dict(model.named_parameters())
     gradients = {name: _whole(p.grad) for name, p in parameters.items() if p.grad is not None}
-    input_gradients = {name: tensor.grad.clone() for name, tensor in inputs.items() if tensor.grad is not None}
+    input_gradients = {name: read_gradient(tensor) for name, tensor in inputs.items() if tensor.grad is not None}
     optimizer.step()
     for tensor in inputs.values():
         tensor.grad = None
@@ -84,6 +90,11 @@ def train_step(
             "parameter after a step": {name: _whole(p) for name, p in parameters.items()},
         }
     )
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.grad is not None
+    return tensor.grad.clone()
 
 
 def _cotangent_sum(out: dict[str, torch.Tensor], seed: int) -> torch.Tensor:

@@ -11,23 +11,22 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from fxpar.api import as_mesh, parallelize
 from fxpar.errors import FxparError
-from fxpar.layout import Layout, Mesh
+from fxpar.layout import Mesh
 from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.processes import run_ranks
-from fxpar.runtime.collectives import Where, convert
 from fxpar.runtime.module import applied_plan
 from fxpar.runtime.records import record_collectives
-from fxpar.training_step import Difference, Gather, double, named_tensors, train_step
+from fxpar.training_step import Difference, double, named_tensors, train_step
+from fxpar.whole_batch import Gathers, own_part
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
 
@@ -123,6 +122,8 @@ def verify(
 ) -> Report:
     """Compare a sharded with an unsharded training step in float64, on one CPU process per rank of ``mesh``.
 
+    The unsharded model gets the whole batch, the ranks along data axes (``dp``, ``fsdp``, ...) their parts of it.
+
     ``build`` is a picklable function of no arguments that returns ``model, args, kwargs`` (and, if it likes, the names
     of modules to keep whole); every process calls it with the same random seed. Raises :class:`LayoutError` for a mesh
     that cannot be used, and :class:`RankError` with the message of the rank that failed.
@@ -156,19 +157,24 @@ def _rank(rank: int, job: _Job) -> str:
             model.eval()
             notes.append("the model draws random numbers in training mode: compared in eval mode")
         reference = copy.deepcopy(model)
+        given = Plan.from_json(job.plan) if job.plan else None
+        own_args, own_kwargs, layouts = own_part(model, args, kwargs, given, mesh)
         sharded = parallelize(
             model,
             mesh,
-            example_args=args,
-            example_kwargs=kwargs,
-            plan=Plan.from_json(job.plan) if job.plan else None,
+            example_args=own_args,
+            example_kwargs=own_kwargs,
+            plan=given,
             cluster=job.cluster,
             strict=job.strict,
             whole=rest[0] if rest else (),
         )
         plan = applied_plan(sharded)
         with record_collectives() as executed:
-            mine = train_step(sharded, args, kwargs, job.seed, _layers(plan, mesh))
+            gathers = Gathers(plan, mesh)
+            mine = train_step(
+                sharded, own_args, own_kwargs, job.seed, gathers.layers(), gathers.outputs, gathers.gradient_in(layouts)
+            )
         whole = dict.fromkeys(plan.instances, _as_they_are)
         wanted = train_step(reference, args, kwargs, job.seed, whole) if rank == 0 else None
     return json.dumps(
@@ -180,30 +186,6 @@ def _rank(rank: int, job: _Job) -> str:
             "notes": notes,
         }
     )
-
-
-def _layers(plan: Plan, mesh: DeviceMesh) -> dict[str, Gather]:
-    """Every folded block, with how the pieces that it gives out are put together."""
-    places = [
-        Where(name, mesh.size(axis), mesh.get_local_rank(axis), mesh.get_group(axis).group_name)
-        for axis, name in enumerate(plan.mesh.names)
-    ]
-
-    def gather(layouts: list[Layout], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [_gathered(tensor, layout, places) for tensor, layout in zip(tensors, layouts, strict=True)]
-
-    return {
-        path: partial(gather, [layout for layout in plan.graphs[name].outputs if layout is not None])
-        for path, name in plan.instances.items()
-    }
-
-
-def _gathered(tensor: torch.Tensor, layout: Layout, places: list[Where]) -> torch.Tensor:
-    with record_collectives():  # these are ours, not the model's
-        for state, at in reversed(list(zip(layout, places, strict=True))):
-            target = "R" if state.kind == "R" else "I"
-            tensor = convert(tensor, str(state), target, False, at.axis, at.degree, at.rank, at.group)
-    return tensor
 
 
 def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

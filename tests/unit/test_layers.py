@@ -28,6 +28,7 @@ ORDER = (
     ("binding", "search", "calls"),
     ("api",),
     ("zoo", "tables", "precision", "processes", "training_step"),
+    ("whole_batch",),
     ("verification", "demo"),
     ("commands",),
     ("cli",),
@@ -52,6 +53,7 @@ TORCH = {
     "training_step",
     "trees",
     "verification",
+    "whole_batch",
     "zoo",
 }
 
