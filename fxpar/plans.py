@@ -98,6 +98,28 @@ class Unsplit:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on each device in one training step (:func:`fxpar.cost.memory.memory`).
+
+    ``buffer_bytes`` are buffers, constants and the inputs of the call; ``activation_bytes`` are kept from forward to
+    backward; ``transient_bytes`` is the most that is in use beyond what stands or is kept: results, gradients on their
+    way, gathered copies. ``peak_bytes`` is the most at any one time, in ``peak_phase``. ``largest`` are the places of
+    the model that keep most: parameters with gradients and optimizer states, and activations.
+    """
+
+    optimizer: str | None
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    buffer_bytes: int
+    activation_bytes: int
+    transient_bytes: int
+    peak_bytes: int
+    peak_phase: str
+    largest: tuple[tuple[str, int], ...] = ()
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole plan. Times are seconds of one training step (forward, backward, optimizer), as the cluster prices it.
@@ -105,7 +127,7 @@ class Plan:
     ``status`` is ``"optimal"`` when the solver proved it, ``"time limit"`` when not, ``"given"`` for a layout that
     nobody searched. ``whole_seconds`` is the step without any split; ``split_seconds`` is the best step in which
     some parameter is split (``None`` if none can be). ``boundary`` says in which layouts inputs arrive and outputs
-    leave, also of calls that are planned later.
+    leave, also of calls that are planned later. ``memory`` is what a step takes on each device, if it is known.
     """
 
     mesh: Mesh
@@ -129,6 +151,7 @@ class Plan:
     stats: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     boundary: BoundaryRule = field(default_factory=BoundaryRule)
+    memory: Memory | None = None
 
     @property
     def digest(self) -> str:
@@ -188,6 +211,7 @@ class Plan:
                 "stats": self.stats,
                 "notes": self.notes,
                 "boundary": _rule_out(self.boundary),
+                "memory": self.memory and {name: getattr(self.memory, name) for name in Memory.__slots__},
             },
             indent=indent,
         )
@@ -226,8 +250,15 @@ def _plan_in(data: dict[str, Any]) -> Plan:
         choices=tuple(Choice(*item) for item in data["choices"]),
         notes=tuple(data["notes"]),
         boundary=_rule_in(data.get("boundary", {})),
+        memory=_memory_in(data.get("memory")),
         **{name: data[name] for name in plain},
     )
+
+
+def _memory_in(data: dict[str, Any] | None) -> Memory | None:
+    if data is None:
+        return None
+    return Memory(**{**data, "largest": tuple((place, size) for place, size in data["largest"])})
 
 
 def _rule_out(rule: BoundaryRule) -> dict[str, Any]:

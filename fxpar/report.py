@@ -60,7 +60,7 @@ def summary(plan: Plan) -> str:
     """The whole plan on a page: time, parameters (folded blocks once), collectives, and what is not split and why."""
     mesh = " x ".join(f"{axis}={degree}" for axis, degree in plan.mesh.axes)
     lines = [f"fxpar plan {plan.digest} on {mesh} ({plan.cluster}): {plan.status}, gap {100 * plan.gap:.2g} %"]
-    lines += ["", *_times(plan), "", *table(("parameter", "state", "x"), _parameter_rows(plan))]
+    lines += ["", *_times(plan), *_memory(plan), "", *table(("parameter", "state", "x"), _parameter_rows(plan))]
     if plan.collectives:
         lines += ["", *table(("collective", "axis", "phase", "per step", "wire bytes each"), _collective_rows(plan))]
     else:
@@ -86,6 +86,15 @@ def _times(plan: Plan) -> list[str]:
                 f"{seconds_text(plan.split_seconds)}"
             )
     return lines
+
+
+def _memory(plan: Plan) -> list[str]:
+    if plan.memory is None:
+        return []
+    parts = ("parameter", "gradient", "optimizer", "buffer", "activation", "transient")
+    shown = [f"{name} {bytes_text(getattr(plan.memory, f'{name}_bytes'))}" for name in parts]
+    return [f"memory of a device {bytes_text(plan.memory.peak_bytes)} at most, in {plan.memory.peak_phase}: "
+            + ", ".join(shown)]  # fmt: skip
 
 
 def _parameter_rows(plan: Plan) -> list[tuple[str, str, int]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from fxpar.assemble import assemble
 from fxpar.boundary import Boundary
 from fxpar.cluster import Cluster
+from fxpar.cost.memory import memory
 from fxpar.cost.price import Priced, price
 from fxpar.errors import PlanError, RuleError
 from fxpar.graph import Program
@@ -96,6 +97,8 @@ def search(
             notes=tuple(notes),
             stats=statistics(open_space, priced),
         )
+        if program.footprints:
+            found = replace(found, memory=memory(program, found, optimizer))
     found = replace(found.with_timings(**stages.seconds), boundary=boundary.rule if boundary else found.boundary)
     stages.write("plan", found.__str__)
     stages.write("explain", found.explain)
