@@ -43,12 +43,13 @@ class BoundaryRule:
 class Boundary:
     """A layout per input of kind ``"input"`` of the top graph, and per flat output of it (``None`` for a constant).
 
-    ``rule`` is what they were made by.
+    ``rule`` is what they were made by; ``notes`` are for the user.
     """
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout | None, ...]
     rule: BoundaryRule = BoundaryRule()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 def data_axes_of(mesh: Mesh, asked: Iterable[str] | None) -> tuple[str, ...]:
@@ -120,6 +121,7 @@ def boundary_of(
     dependent = _reached(program, carriers)
     names = iter(output_names)
     outputs: list[Layout | None] = []
+    notes: list[str] = []
     for out in graph.outputs:
         if not isinstance(out, Ref):
             outputs.append(None)
@@ -134,7 +136,12 @@ def boundary_of(
                 "divide it evenly; give it another placement in output_placements"
             )
         outputs.append(layout)
-    return Boundary(inputs, tuple(outputs), rule)
+        if out.value in dependent and graph.values[out.value].grad and shape and not cut and name not in rule.outputs:
+            notes.append(
+                f"output {name!r} of shape {shape} depends on the batch, and its dim 0 is not the batch: every rank "
+                "gets the whole of it, and a loss on it must be equal on all ranks; output_placements can say otherwise"
+            )
+    return Boundary(inputs, tuple(outputs), rule, tuple(notes))
 
 
 def _reached(program: Program, values: Iterable[int]) -> set[int]:

@@ -71,7 +71,8 @@ def capture_call(
         dims = [(name, len(value.shape)) for name, value in zip(captured.output_names, values, strict=True)]
         asked = layouts_by_name(calls.output_placements, dims, mesh, "output_placements")
         rule = replace(rule, outputs={**rule.outputs, **asked})
-    return captured, boundary_of(captured.program, layouts, captured.output_names, rule, mesh)
+    boundary = boundary_of(captured.program, layouts, captured.output_names, rule, mesh)
+    return replace(captured, notes=(*captured.notes, *boundary.notes)), boundary
 
 
 def enlarged(

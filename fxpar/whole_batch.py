@@ -80,7 +80,12 @@ class Gathers:
 
     def gradient_in(self, layouts: dict[int, Layout]) -> Callable[[torch.Tensor], torch.Tensor]:
         """The whole gradient of an input, whose layout is found by its ``id``."""
-        return lambda tensor: self.whole(tensor.grad, layouts[id(tensor)]).clone()
+
+        def read(tensor: torch.Tensor) -> torch.Tensor:
+            assert tensor.grad is not None, "asked only for inputs that have got a gradient"
+            return self.whole(tensor.grad, layouts[id(tensor)]).clone()
+
+        return read
 
     def whole(self, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
         degrees = self.plan.mesh.degrees

@@ -44,6 +44,33 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def byte_count(text: str) -> int:
+    """Read ``"70GiB"``, ``"80e9"`` or ``"512MiB"`` as bytes.
+
+    >>> byte_count("1.5KiB"), byte_count("2GB")
+    (1536, 2000000000)
+    """
+    units = {f"{prefix}{kind}": base**power for kind, base in (("iB", 1024), ("B", 1000))
+             for power, prefix in enumerate("KMGT", 1)} | {"B": 1, "": 1}  # fmt: skip
+    number = text.strip().rstrip("KMGTiB")
+    try:
+        count = int(float(number) * units[text.strip()[len(number) :]])
+    except (KeyError, ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write for example 70GiB, 512MiB or 80e9")
+    return count
+
+
+def axis_names(text: str) -> list[str]:
+    """Read ``"dp,fsdp"``; ``"none"`` is no axis.
+
+    >>> axis_names("dp,fsdp"), axis_names("none")
+    (['dp', 'fsdp'], [])
+    """
+    return [] if text == "none" else [name.strip() for name in text.split(",")]
+
+
 def add_model(parser: argparse.ArgumentParser, cluster: str) -> None:
     """Add ``--model``, ``--mesh``, ``--cluster`` (with its default) and ``--strict``."""
     parser.add_argument("--model", required=True, metavar="NAME", help=MODEL_HELP)

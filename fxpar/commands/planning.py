@@ -20,6 +20,14 @@ def add(commands: Any) -> None:
     )
     options.add_model(parser, cluster="h100")
     parser.add_argument(
+        "--data-axes", type=options.axis_names, metavar="NAMES",
+        help="axes that carry the batch, such as dp,fsdp, or none (default: by name); inputs are those of one rank",
+    )  # fmt: skip
+    parser.add_argument("--optimizer", default="adamw", metavar="NAME", help="default: %(default)s")
+    parser.add_argument(
+        "--memory-limit", type=options.byte_count, metavar="BYTES", help="of one device, for example 70GiB"
+    )
+    parser.add_argument(
         "--time-limit", type=float, default=60.0, metavar="SECONDS", help="for the solver (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="write the plan as JSON, which fxpar.Plan.from_json reads")
@@ -39,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
         args.mesh,
         example_args=model.args,
         example_kwargs=model.kwargs,
+        data_axes=args.data_axes,
         cluster=args.cluster,
+        optimizer=args.optimizer,
+        memory_limit_bytes=args.memory_limit,
         strict=args.strict,
         whole=model.whole,
         time_limit_seconds=args.time_limit,
