@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fxpar.errors import FxparError
+from fxpar.runtime.checkpoints import whole_of
 
 #: Errors are relative to the larger of a tensor's own largest entry and this share of the largest of its kind: some
 #: gradients (key biases) are mathematically zero.
@@ -170,7 +172,7 @@ def double(value: Any) -> Any:
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """The full value on every rank, apart from any later change of ``tensor``."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+    return whole_of(tensor) if isinstance(tensor, DTensor) else tensor.clone()
 
 
 def _largest(tensor: torch.Tensor) -> float:

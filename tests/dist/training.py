@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from fxpar.runtime.checkpoints import whole_of
+
 VOCABULARY = 96
 
 
@@ -101,7 +103,7 @@ def rows(count: int = 4, width: int = 8, seed: int = 1) -> torch.Tensor:
 
 def whole(tensor: Any) -> torch.Tensor:
     """The full value on every rank."""
-    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return (whole_of(tensor) if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def assert_close(found: Any, wanted: Any, tolerance: float, what: str = "") -> None:
