@@ -20,13 +20,13 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from fxpar.errors import LayoutError
-from fxpar.layout import Layout, State
+from fxpar.layout import Layout, S, State, nested_layout, successive_layout
 from fxpar.runtime.collectives import split
 
 
-def placements(layout: Layout) -> tuple[Placement, ...]:
+def placements(layout: Layout, degrees: Sequence[int]) -> tuple[Placement, ...]:
     """The DTensor placements of a layout at rest (``I`` or ``S``); raises :class:`LayoutError` on another state."""
-    return tuple(_placement(state) for state in layout)
+    return tuple(_placement(state) for state in successive_layout(layout, degrees))
 
 
 def _placement(state: State) -> Placement:
@@ -98,11 +98,11 @@ def is_misread(tensor: DTensor) -> bool:
 
 
 def _rows(tensor: DTensor, dim: int) -> Tensor:
-    """This rank's rows of ``dim``. Several cuts of one dim, the first of them strided, are FSDP2's: inner first."""
+    """This rank's rows of ``dim``: cut by one axis after the other, FSDP2's cuts last."""
     mesh = tensor.device_mesh
     places = zip(tensor.placements, mesh.shape, coordinates(mesh), strict=True)
     cuts = [cut for cut in places if isinstance(cut[0], (Shard, _StridedShard)) and cut[0].dim == dim]
-    inner_first = len(cuts) > 1 and isinstance(cuts[0][0], _StridedShard)
+    inner_first = _is_cut_inner_first(cuts)
     rows = torch.arange(tensor.shape[dim])
     for number, (placement, degree, rank) in enumerate(reversed(cuts) if inner_first else cuts):
         if isinstance(placement, _StridedShard) and not (inner_first and number):
@@ -113,9 +113,27 @@ def _rows(tensor: DTensor, dim: int) -> Tensor:
     return rows
 
 
+def _is_cut_inner_first(cuts: Sequence[tuple[Placement, int, int]]) -> bool:
+    """Whether cuts of one dim (placement, degree, rank) are FSDP2's, of what the inner axes had cut already.
+
+    Those of a layout are made in the order of the axes and nest; if no inner cut is strided, both come to the same, and
+    FSDP2's pieces may be uneven.
+    """
+    if len(cuts) < 2 or not isinstance(cuts[0][0], _StridedShard):
+        return False
+    if not any(isinstance(placement, _StridedShard) for placement, _, _ in cuts[1:]):
+        return True
+    states = [S(0, int(getattr(placement, "split_factor", 1))) for placement, _, _ in cuts]
+    try:
+        nested_layout(states, [degree for _, degree, _ in cuts])
+    except LayoutError:
+        return True
+    return False
+
+
 def local_piece(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
     """This rank's own contiguous copy of its piece of ``whole``."""
-    for state, degree, rank in zip(layout, mesh.shape, coordinates(mesh), strict=True):
+    for state, degree, rank in zip(successive_layout(layout, mesh.shape), mesh.shape, coordinates(mesh), strict=True):
         if state.kind == "S":
             whole = split(whole, str(state), degree)[rank]
     return whole.detach().clone(memory_format=torch.contiguous_format)
@@ -124,7 +142,8 @@ def local_piece(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
 def as_dtensor(piece: Tensor, layout: Layout, mesh: DeviceMesh, shape: Sequence[int]) -> DTensor:
     """A DTensor of global ``shape`` of which this rank holds ``piece``; nothing is communicated."""
     stride = torch.empty(tuple(shape), device="meta").stride()
-    return DTensor.from_local(piece, mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride)  # type: ignore[no-any-return]
+    placed = placements(layout, mesh.shape)
+    return DTensor.from_local(piece, mesh, placed, run_check=False, shape=torch.Size(shape), stride=stride)  # type: ignore[no-any-return]
 
 
 def coordinates(mesh: DeviceMesh) -> tuple[int, ...]:

@@ -33,7 +33,8 @@ def run_simulated(
 ) -> list[tuple[Any, ...]]:
     """Run one GraphModule per rank on ``inputs[rank]``; returns ``outputs[rank]``.
 
-    Ranks exchange within groups of one name (the last argument of a conversion). ``call(name, module, tensors per rank) -> outputs per rank`` runs the blocks that the graphs call.
+    Ranks exchange within groups of one name (the last argument of a conversion).
+    ``call(name, module, tensors per rank) -> outputs per rank`` runs the blocks that the graphs call.
     """
     watch = watch or _unwatched
     ranks = range(len(modules))
