@@ -302,6 +302,44 @@ def test_placements_of_inputs_and_outputs() -> None:
     assert all(run_ranks(4, placed, timeout=120))
 
 
+class Noisy(nn.Module):
+    """Statistics over the batch, a buffer that follows them, and dropout."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.up, self.norm, self.drop = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(share)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(self.up(x)))
+
+
+def noisy() -> tuple[bool, list[bool]]:
+    """Statistics are those of the whole batch (as with SyncBatchNorm); every rank drops elements of its own."""
+    mesh, batch = mesh_of(2, names=("dp",)), rows(count=16)
+    mine = part(batch, mesh, "dp")
+    torch.manual_seed(0)
+    wanted = Noisy(0.0)
+    torch.manual_seed(0)
+    model = fxpar.parallelize(Noisy(0.0), mesh, example_args=(mine,), cluster="toy")
+    assert_close(model(mine), part(wanted(batch), mesh, "dp"), TOLERANCE)
+    for name in ("running_mean", "running_var"):
+        assert_close(getattr(model.norm, name), getattr(wanted.norm, name), TOLERANCE, name)
+    gradients(model, model(mine).pow(3).mean())
+    assert_same_gradients(model, gradients(wanted, wanted(batch).pow(3).mean()), TOLERANCE)
+    torch.manual_seed(0)
+    dropping = fxpar.parallelize(Noisy(0.5), mesh, example_args=(mine,), cluster="toy")
+    out = dropping(mine)
+    dropped = [bool(value == 0) for value in out.detach().flatten()]
+    assert 0.3 < sum(dropped) / len(dropped) < 0.7
+    return True, dropped
+
+
+def test_batch_norm_and_dropout() -> None:
+    (_, first), (_, second) = run_ranks(2, noisy)
+    assert sum(a != b for a, b in zip(first, second, strict=True)) > len(first) / 4
+
+
 def two_axes(names: tuple[str, str], constraints: dict[str, str] | None) -> bool:
     """Both kinds of loss on a (2, 2) mesh, of which one or both axes carry the batch."""
     mesh, tokens = mesh_of(2, 2, names=names), ids(batch=8)

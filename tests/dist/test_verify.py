@@ -56,8 +56,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_models", raising=False)
 
 
-def verify(function: str) -> int:
-    return cli.main(["verify", "--model", f"my_models:{function}", "--mesh", "tp=2"])
+def verify(function: str, mesh: str = "tp=2") -> int:
+    return cli.main(["verify", "--model", f"my_models:{function}", "--mesh", mesh])
 
 
 def test_an_mlp_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +65,13 @@ def test_an_mlp_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "input gradient" in out
     assert "equal: every difference is at most 1e-09" in out
+
+
+def test_ranks_of_data_axes_get_their_parts_of_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify("mlp", "dp=2,tp=2") == 0
+    assert "on dp=2 x tp=2" in capsys.readouterr().out
+    assert verify("mlp", "dp=3") == 2
+    assert "input 'input' of shape (4, 8) does not divide evenly over the data axes" in capsys.readouterr().err
 
 
 def test_dropout_is_compared_in_eval_mode_and_said(capsys: pytest.CaptureFixture[str]) -> None:
