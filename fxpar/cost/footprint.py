@@ -82,20 +82,19 @@ def _rows(call: _Call) -> Footprint:
     return replace(call.local, own_bytes=own, forward_bytes=call.local.forward_bytes + 2 * mask)
 
 
-def _terms(call: _Call) -> Footprint:
-    """Where the classes are whole, torch's own loss runs: it keeps log-probabilities, and makes their gradient."""
-    if any(strategy.outputs[0].kind == "P" for strategy in call.strategies):
-        return call.local
-    meta, shape = call.operand(0)
-    size = math.prod(shape) * item_bytes(meta.dtype)
-    return replace(call.local, own_bytes=size if call.grad else 0, forward_bytes=size, backward_bytes=size)
+def whole_loss(terms: Footprint, logits_bytes: int) -> Footprint:
+    """The footprint of sums over classes where torch's own loss runs instead (:func:`fxpar.fuse.fuse_loss`).
+
+    It keeps log-probabilities, and makes their gradient before that of the logits.
+    """
+    own = logits_bytes if terms.own_bytes else 0
+    return replace(terms, own_bytes=own, forward_bytes=logits_bytes, backward_bytes=own)
 
 
 _CHANGES: dict[str, Callable[[_Call], Footprint]] = {
     "local.embedding_split": _looks_up,
     "local.gather_split": _looks_up,
     "local.attention_rows": _rows,
-    "local.class_terms": _terms,
 }
 
 

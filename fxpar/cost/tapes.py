@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from fxpar.cost.footprint import local_footprint, moved
+from fxpar.cost.footprint import local_footprint, moved, whole_loss
 from fxpar.cost.lifetimes import NEW, Step, Tape, Walk, walk
 from fxpar.graph import Footprint, Graph, Node, Program, Ref
 from fxpar.layout import Layout, conversion, local_share, without_gradient
@@ -171,6 +171,8 @@ class _Writer:
             self.steps.append(self._call(node, reads, writes))
             return
         print_ = local_footprint(self.graph, node, self.footprints[number], chosen.strategies, self.degrees)
+        if node.op == "local.class_terms" and self._is_whole_loss(node, chosen):
+            print_ = whole_loss(print_, self.sizes[reads[0]])
         fused = self._fused(node, outs)
         self.steps.append(
             Step(
@@ -212,6 +214,23 @@ class _Writer:
             if product in self.products and self.readers[product] == 1 and bias.shape == total.shape[-1:]:
                 return position if bias.dtype == total.dtype == self.graph.values[product].dtype else None
         return None
+
+    def _is_whole_loss(self, terms: Node, chosen: NodePlan) -> bool:
+        """Whether :mod:`fxpar.fuse` will put a cross-entropy together again: no class is cut, and one target serves."""
+        if any(state.kind == "P" for state in chosen.outputs[0]):
+            return False
+        readers = [(node, plan) for node, plan in zip(self.graph.nodes, self.plan.nodes, strict=True)
+                   if set(terms.outputs) & set(node.operands)]  # fmt: skip
+        if len(readers) != 1 or readers[0][0].op != "local.class_loss":
+            return False
+        (loss, plan), target = readers[0], terms.operands[2]
+        place = len([arg for arg in loss.args[:3] if isinstance(arg, Ref)])
+        if loss.operands[place] != target:
+            return False
+        wanted, layout = (self._plain(target, at) for at in (plan.inputs[place], chosen.inputs[2]))
+        while layout != wanted and (target, layout) in self.sources:
+            layout = self._plain(target, self.sources[target, layout])
+        return layout == wanted
 
     def _call(self, node: Node, reads: tuple[int, ...], writes: tuple[int, ...]) -> Step:
         """A call of a block as one step."""
