@@ -2,85 +2,175 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <map>
+#include <queue>
+#include <tuple>
 
 namespace fxpar {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-// Cheapest paths between all pairs (Floyd and Warshall).
-std::vector<double> closure(const double* arcs, std::size_t nodes) {
-  std::vector<double> dist(arcs, arcs + nodes * nodes);
-  for (std::size_t node = 0; node < nodes; ++node) dist[node * nodes + node] = 0.0;
-  for (std::size_t k = 0; k < nodes; ++k) {
-    for (std::size_t a = 0; a < nodes; ++a) {
-      const double head = dist[a * nodes + k];
-      for (std::size_t b = 0; b < nodes; ++b) {
-        dist[a * nodes + b] = std::min(dist[a * nodes + b], head + dist[k * nodes + b]);
-      }
-    }
-  }
-  return dist;
-}
-
-std::size_t count(std::uint32_t set) {
-  std::size_t bits = 0;
-  for (; set != 0; set &= set - 1) ++bits;
-  return bits;
-}
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 }  // namespace
 
-void conversion_costs(const double* arcs, std::size_t nodes, std::size_t most, const std::vector<int>& targets,
-                      double* costs) {
-  const std::vector<double> dist = closure(arcs, nodes);
-  std::vector<double> across(nodes * nodes);  // across[end][start]: the inner loops run over starts
-  for (std::size_t a = 0; a < nodes; ++a) {
-    for (std::size_t b = 0; b < nodes; ++b) across[b * nodes + a] = dist[a * nodes + b];
+Graph reversed(const Graph& graph) {
+  const std::size_t nodes = graph.nodes();
+  Graph result{std::vector<int>(nodes + 1, 0), std::vector<int>(graph.ends.size()),
+               std::vector<double>(graph.ends.size())};
+  for (const int end : graph.ends) ++result.start[at(end) + 1];
+  for (std::size_t node = 0; node < nodes; ++node) result.start[node + 1] += result.start[node];
+  std::vector<int> next(result.start.begin(), result.start.end() - 1);
+  for (std::size_t node = 0; node < nodes; ++node) {
+    for (int arc = graph.start[node]; arc < graph.start[node + 1]; ++arc) {
+      const int place = next[at(graph.ends[at(arc)])]++;
+      result.ends[at(place)] = static_cast<int>(node);
+      result.costs[at(place)] = graph.costs[at(arc)];
+    }
   }
-  const std::uint32_t sets = std::uint32_t{1} << targets.size();
-  std::fill_n(costs, sets * nodes, kInfinite);
-  for (std::size_t node = 0; node < nodes; ++node) costs[node * sets] = 0.0;
-  std::vector<std::uint32_t> row(sets, 0);  // sets that are small enough get a row of `best`, one entry per node
-  std::uint32_t rows = 0;
-  for (std::uint32_t set = 1; set < sets; ++set) {
-    if (count(set) <= most) row[set] = rows++;
+  return result;
+}
+
+void Spread::operator()(const Graph& graph, std::vector<double>& values) {
+  // Starting from the least value, most values are right the first time they are passed on.
+  first_.clear();
+  queued_.assign(values.size(), 0);
+  for (std::size_t node = 0; node < values.size(); ++node) {
+    if (values[node] < kInfinite) first_.emplace_back(values[node], static_cast<int>(node));
   }
-  std::vector<double> best(rows * nodes, kInfinite);
-  std::vector<double> merged(nodes);
-  for (std::uint32_t set = 1; set < sets; ++set) {
-    const std::size_t size = count(set);
-    if (size > most) continue;
-    double* here = best.data() + row[set] * nodes;
-    const std::uint32_t lowest = set & (~set + 1);
-    if (size == 1) {
+  std::sort(first_.begin(), first_.end());
+  queue_.clear();
+  for (const auto& entry : first_) {
+    queue_.push_back(entry.second);
+    queued_[at(entry.second)] = 1;
+  }
+  while (!queue_.empty()) {
+    const int node = queue_.front();
+    queue_.pop_front();
+    queued_[at(node)] = 0;
+    const double here = values[at(node)];
+    for (int arc = graph.start[at(node)]; arc < graph.start[at(node) + 1]; ++arc) {
+      const std::size_t end = at(graph.ends[at(arc)]);
+      const double there = here + graph.costs[at(arc)];
+      if (!(there < values[end])) continue;
+      values[end] = there;
+      if (queued_[end]) continue;
+      queued_[end] = 1;
+      queue_.push_back(static_cast<int>(end));
+    }
+  }
+}
+
+void tree_costs(const Graph& graph, const std::vector<int>& roots, const std::vector<std::vector<int>>& sets,
+                double* costs) {
+  const Graph back = reversed(graph);
+  const std::size_t nodes = graph.nodes();
+  Spread spread;
+  std::map<std::vector<int>, std::vector<double>> known;  // of each set that is a part of another, from every node
+  std::function<const std::vector<double>&(const std::vector<int>&)> part;
+  const auto grow = [&](const std::vector<int>& set) {
+    std::vector<double> values(nodes, kInfinite);
+    if (set.size() == 1) values[at(set[0])] = 0.0;
+    const std::uint32_t all = (std::uint32_t{1} << set.size()) - 1;
+    for (std::uint32_t half = (all - 1) & all; half != 0 && set.size() > 1; half = (half - 1) & all) {
+      if ((half & 1) == 0) continue;  // each way to part the set once: one half has the first target
+      std::vector<int> left, right;
+      for (std::size_t bit = 0; bit < set.size(); ++bit) (half >> bit & 1 ? left : right).push_back(set[bit]);
+      const std::vector<double>&one = part(left), &other = part(right);
+      for (std::size_t node = 0; node < nodes; ++node) values[node] = std::min(values[node], one[node] + other[node]);
+    }
+    spread(back, values);
+    return values;
+  };
+  part = [&](const std::vector<int>& set) -> const std::vector<double>& {
+    const auto found = known.find(set);
+    return found != known.end() ? found->second : known.emplace(set, grow(set)).first->second;
+  };
+  for (std::size_t number = 0; number < sets.size(); ++number) {
+    const auto& set = sets[number];
+    std::vector<double> whole;
+    if (set.empty()) whole.assign(nodes, 0.0);
+    else if (set.size() > 1) whole = grow(set);
+    const std::vector<double>& values = set.size() == 1 ? part(set) : whole;
+    for (std::size_t root = 0; root < roots.size(); ++root) costs[root * sets.size() + number] = values[at(roots[root])];
+  }
+}
+
+std::pair<double, std::vector<std::pair<int, int>>> cheapest_tree(const Graph& graph, int root,
+                                                                  const std::vector<int>& targets) {
+  struct Label {
+    double cost = kInfinite;
+    int arcs = 0;
+    int next = -1;            // the node to go on to, or
+    std::uint32_t half = 0;   // the part of the set that one of two trees from here reaches
+  };
+  std::vector<std::pair<int, int>> arcs;
+  if (targets.empty()) return {0.0, arcs};
+  const Graph back = reversed(graph);
+  const std::size_t nodes = graph.nodes();
+  const std::uint32_t all = (std::uint32_t{1} << targets.size()) - 1;
+  std::vector<std::vector<Label>> labels(all + 1);
+  using Entry = std::tuple<double, int, int>;
+  for (std::uint32_t set = 1; set <= all; ++set) {
+    auto& here = labels[set];
+    here.resize(nodes);
+    if ((set & (set - 1)) == 0) {
       std::size_t bit = 0;
       while ((set >> bit) != 1) ++bit;
-      const double* paths = across.data() + static_cast<std::size_t>(targets[bit]) * nodes;
-      std::copy(paths, paths + nodes, here);
-      continue;
+      here[at(targets[bit])].cost = 0.0;
     }
-    // Two trees from one node, for every way to part the set (each once: one half has the lowest target).
-    std::fill(merged.begin(), merged.end(), kInfinite);
-    for (std::uint32_t half = (set - 1) & set; half != 0; half = (half - 1) & set) {
-      if ((half & lowest) == 0) continue;
-      const double* left = best.data() + row[half] * nodes;
-      const double* right = best.data() + row[set ^ half] * nodes;
-      for (std::size_t node = 0; node < nodes; ++node) merged[node] = std::min(merged[node], left[node] + right[node]);
-    }
-    // A path to the node where they part.
-    for (std::size_t parting = 0; parting < nodes; ++parting) {
-      const double* paths = across.data() + parting * nodes;
+    for (std::uint32_t half = 1; half < set; ++half) {
+      if ((half & set) != half || half > (set ^ half)) continue;
       for (std::size_t node = 0; node < nodes; ++node) {
-        here[node] = std::min(here[node], paths[node] + merged[parting]);
+        const Label &left = labels[half][node], &right = labels[set ^ half][node];
+        const double cost = left.cost + right.cost;
+        const int count = left.arcs + right.arcs;
+        if (cost < here[node].cost || (cost == here[node].cost && cost < kInfinite && count < here[node].arcs)) {
+          here[node] = {cost, count, -1, half};
+        }
+      }
+    }
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> queue;
+    for (std::size_t node = 0; node < nodes; ++node) {
+      if (here[node].cost < kInfinite) queue.emplace(here[node].cost, here[node].arcs, static_cast<int>(node));
+    }
+    while (!queue.empty()) {
+      const auto [cost, count, node] = queue.top();
+      queue.pop();
+      if (cost != here[at(node)].cost || count != here[at(node)].arcs) continue;
+      for (int arc = back.start[at(node)]; arc < back.start[at(node) + 1]; ++arc) {
+        const int before = back.ends[at(arc)];
+        Label& there = here[at(before)];
+        const double more = cost + back.costs[at(arc)];
+        if (more > there.cost || (more == there.cost && count + 1 > there.arcs)) continue;
+        if (more == there.cost && count + 1 == there.arcs) {
+          if (more < kInfinite && there.next > node) there.next = node;
+          continue;
+        }
+        there = {more, count + 1, node, 0};
+        queue.emplace(more, count + 1, before);
       }
     }
   }
-  for (std::uint32_t set = 1; set < sets; ++set) {
-    if (count(set) > most) continue;
-    for (std::size_t node = 0; node < nodes; ++node) costs[node * sets + set] = best[row[set] * nodes + node];
+  const double cost = labels[all][at(root)].cost;
+  if (!(cost < kInfinite)) return {cost, arcs};
+  std::vector<std::pair<std::uint32_t, int>> todo{{all, root}};
+  while (!todo.empty()) {
+    auto [set, node] = todo.back();
+    todo.pop_back();
+    const Label& label = labels[set][at(node)];
+    if (label.half != 0) {
+      todo.emplace_back(set ^ label.half, node);
+      todo.emplace_back(label.half, node);
+    } else if (label.next >= 0) {
+      arcs.emplace_back(node, label.next);
+      todo.emplace_back(set, label.next);
+    }
   }
+  return {cost, arcs};
 }
 
 }  // namespace fxpar

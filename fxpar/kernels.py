@@ -1,14 +1,14 @@
-"""The native border: two kernels, each as readable numpy and, when built, as ``fxpar._native``; equal to the last bit.
+"""The native border: kernels, each as readable numpy and, when built, as ``fxpar._native``; equal to the last bit.
 
-In: arrays. Out: arrays. The meaning of the numbers is :mod:`fxpar.cost.trees`' and :mod:`fxpar.solver`'s to know.
+In: arrays. Out: arrays. Here is elimination; :mod:`fxpar.tree_kernels` has those on graphs of states. The meaning of
+the numbers is for :mod:`fxpar.cost.trees` and :mod:`fxpar.solver` to know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from importlib import import_module
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,65 +23,12 @@ except ImportError:
 #: Which implementation runs unless one is asked for: ``"native"`` if the extension was built, else ``"numpy"``.
 DEFAULT = "numpy" if _native is None else "native"
 
-MAX_TARGETS = 20
-
 
 def native() -> Any:
     """The native module; :class:`SolverError` if it was not built."""
     if _native is None:
         raise SolverError("the native core was not built; install fxpar where pybind11 and a C++17 compiler are")
     return _native
-
-
-def closure(arcs: np.ndarray) -> np.ndarray:
-    """Cheapest path costs ``[S, S]`` between all pairs of ``S`` nodes (Floyd and Warshall)."""
-    dist = np.array(arcs, dtype=np.float64)
-    np.fill_diagonal(dist, 0.0)
-    for k in range(len(dist)):
-        np.minimum(dist, dist[:, k, None] + dist[None, k, :], out=dist)
-    return dist
-
-
-def conversion_costs(
-    arcs: np.ndarray, most: int, targets: Sequence[int] | np.ndarray, implementation: str | None = None
-) -> np.ndarray:
-    """Cost ``[S, 2^T]`` of the cheapest tree from each of ``S`` nodes to each set of the ``T`` ``targets``.
-
-    ``arcs[a, b]`` is the cost of the arc from ``a`` to ``b`` (not negative, may be infinite). Bit ``i`` of a set is
-    ``targets[i]``. Sets of more than ``most`` targets are left infinite. (Dreyfus and Wagner, 1971.)
-    Raises :class:`SolverError` on arcs that are not square, negative or nan, and on more than 20 targets.
-    """
-    arcs = np.ascontiguousarray(arcs, dtype=np.float64)
-    wanted = np.ascontiguousarray(targets, dtype=np.int32)
-    if arcs.ndim != 2 or arcs.shape[0] != arcs.shape[1] or not (arcs >= 0).all():
-        raise SolverError(f"arc costs of shape {arcs.shape} must be square and nowhere negative or nan")
-    if len(wanted) > MAX_TARGETS or (len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(arcs)):
-        raise SolverError(f"{len(wanted)} targets among {len(arcs)} nodes; at most {MAX_TARGETS}, each a node's number")
-    if _which(implementation) == "native":
-        return _native.conversion_costs(arcs, int(most), wanted)
-    return _conversion_costs_numpy(arcs, int(most), wanted)
-
-
-def _conversion_costs_numpy(arcs: np.ndarray, most: int, targets: np.ndarray) -> np.ndarray:
-    dist = closure(arcs)
-    costs = np.full((len(dist), 1 << len(targets)), np.inf)
-    costs[:, 0] = 0.0
-    if most < 1 or len(targets) == 0:
-        return costs
-    costs[:, 1 << np.arange(len(targets))] = dist[:, targets]
-    for level in range(2, min(most, len(targets)) + 1):
-        whole, some = _splits(len(targets), level)
-        merged = (costs[:, some] + costs[:, whole[:, None] ^ some]).min(axis=2)  # [S, sets]: two trees from one node
-        costs[:, whole] = (dist[:, :, None] + merged[None]).min(axis=1)  # [S, sets]: a path to where they part
-    return costs
-
-
-@lru_cache(maxsize=256)
-def _splits(count: int, level: int) -> tuple[np.ndarray, np.ndarray]:
-    """All sets of ``level`` out of ``count`` bits ``[M]``, and for each one half of every way to part it ``[M, J]``."""
-    bits = 1 << np.array(list(combinations(range(count), level)), dtype=np.int64)
-    pattern = np.arange(1, 1 << (level - 1))[:, None] >> np.arange(level) & 1
-    return bits.sum(axis=1), bits @ pattern.T
 
 
 def eliminate(
@@ -97,7 +44,7 @@ def eliminate(
     every variable once. Tables are added in their order, a variable's tables give one new table at the end, and among
     equal choices the first is taken, so the answer is the same everywhere. (Bertele and Brioschi, 1972.)
     """
-    if _which(implementation) == "native":
+    if which(implementation) == "native":
         flat = [np.asarray(table, dtype=np.float64, order="C") for table in tables]
         try:
             return _native.eliminate(list(sizes), [list(scope) for scope in scopes], flat, list(order))
@@ -161,8 +108,9 @@ def join(scope: Sequence[int], parts: Sequence[tuple[Sequence[int], np.ndarray]]
     return total
 
 
-def _which(implementation: str | None) -> str:
-    which = implementation or DEFAULT
-    if which not in ("native", "numpy") or (which == "native" and _native is None):
-        raise SolverError(f"kernel implementation {which!r} is not available; take 'numpy', or build the extension")
-    return which
+def which(implementation: str | None) -> str:
+    """``"native"`` or ``"numpy"``: the one that is asked for, or the default; raises :class:`SolverError`."""
+    name = implementation or DEFAULT
+    if name not in ("native", "numpy") or (name == "native" and _native is None):
+        raise SolverError(f"kernel implementation {name!r} is not available; take 'numpy', or build the extension")
+    return name

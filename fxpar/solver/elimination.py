@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fxpar import kernels
+from fxpar import kernels, tree_kernels
+from fxpar.cost.trees import state_sets
 from fxpar.solver.problem import CostTable, Factor
 
 #: The largest table that elimination may build, in entries of 8 bytes.
@@ -22,6 +23,9 @@ MAX_ENTRIES = 2_000_000
 #: A tree over more choices than this is chained through sets of states at once, not only when nothing else fits.
 MAX_TREE_ENTRIES = 20_000
 
+
+#: Entries of all the tables that it takes, roughly, at most, to be eliminated as they are.
+MAX_LOOK = 300_000
 
 Part = tuple[tuple[int, ...], np.ndarray]
 
@@ -42,6 +46,12 @@ class Order:
     variables: list[int]
     largest: int
     entries: int
+
+
+def looks_small(problem: CostTable) -> bool:
+    """Whether it is worth trying to write all costs as tables: not when variables have dozens of choices."""
+    widest = [sorted(problem.counts[variable] for variable in factor.variables)[-3:] for factor in problem.factors]
+    return sum(map(math.prod, widest)) <= MAX_LOOK
 
 
 def tables_and_order(problem: CostTable, max_entries: int = MAX_ENTRIES) -> tuple[Tables, Order] | None:
@@ -78,22 +88,29 @@ def flatten(problem: CostTable, tree_entries: int, max_entries: int) -> Tables |
 
 def _chain(factor: Factor, flat: Tables, max_entries: int) -> bool:
     """Add a tree as small tables, by an auxiliary variable for the set of states needed up to each consumer."""
-    costs, masks = factor.trees
     order = sorted(range(1, len(factor.variables)), key=lambda axis: factor.variables[axis])
-    before, reached = factor.variables[order[0]], masks[order[0] - 1]
-    for axis in order[1:-1]:
-        union = reached[:, None] | masks[axis - 1]
-        after = np.unique(union)
-        if union.size * len(after) > max_entries:
+    before = factor.variables[order[0]]
+    sets, reached = state_sets(factor.states[order[0]])  # choice `c` of the variable `before` needs sets[reached[c]]
+    for axis in order[1:]:
+        more, choice = state_sets(factor.states[axis])
+        number: dict[tuple[int, ...], int] = {}
+        both = [[number.setdefault(tuple(sorted({*old, *new})), len(number)) for new in more] for old in sets]
+        union = np.array(both)[reached[:, None], choice[None, :]]
+        sets = list(number)
+        if axis == order[-1]:
+            break
+        if union.size * len(sets) > max_entries:
             return False
-        flat.sizes.append(len(after))
+        flat.sizes.append(len(sets))
         flat.scopes.append((before, factor.variables[axis], len(flat.sizes) - 1))
-        flat.tables.append(np.where(union[..., None] == after, 0.0, np.inf))
-        before, reached = len(flat.sizes) - 1, after
-    last = order[-1]
-    union = reached[:, None] | masks[last - 1]
-    flat.scopes.append((factor.variables[0], before, factor.variables[last]))
-    flat.tables.append(costs[factor.states[0][:, None, None], union])
+        flat.tables.append(np.where(union[..., None] == np.arange(len(sets)), 0.0, np.inf))
+        before, reached = len(flat.sizes) - 1, np.arange(len(sets))
+    if len(factor.states[0]) * union.size > max_entries:
+        return False
+    made, root = np.unique(factor.states[0], return_inverse=True)
+    costs = factor.weight * tree_kernels.tree_costs(factor.conversions.graph, made.tolist(), sets)
+    flat.scopes.append((factor.variables[0], before, factor.variables[order[-1]]))
+    flat.tables.append(costs[root[:, None, None], union])
     return True
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pulp
 
+from fxpar.cost.trees import tree_table
 from fxpar.errors import InfeasibleError, SolverError
 from fxpar.solver.problem import CostTable, Factor
 
@@ -90,9 +91,9 @@ def _table(model: Model, factor: Factor) -> None:
 
 def _edge(model: Model, factor: Factor) -> None:
     """The tree of one consumer is a path: a variable per pair of states, which sum to either side's choice."""
-    costs, _ = factor.trees
     produced, needed = np.unique(factor.states[0]), np.unique(factor.states[1])
-    pairs = [[model.column(float(costs[made, 1 << bit])) for bit in range(len(needed))] for made in produced]
+    costs = factor.weight * tree_table(factor.conversions, produced, [needed])
+    pairs = [[model.column(float(cost)) for cost in row] for row in costs]
     for at, made in enumerate(produced):
         terms = _choosing(model, factor, 0, 0, int(made), -1.0)
         model.row(terms + [(column, 1.0) for column in pairs[at]], pulp.LpConstraintEQ, 0)
@@ -103,15 +104,15 @@ def _edge(model: Model, factor: Factor) -> None:
 
 def _flows(model: Model, factor: Factor) -> None:
     """Each reader draws a flow of one from the produced state along the arcs; an arc that any uses is paid once."""
-    assert factor.arcs is not None
-    arcs = [(int(a), int(b)) for a, b in np.argwhere(np.isfinite(factor.arcs)) if a != b]
+    between = factor.conversions
+    arcs = list(zip(between.sources.tolist(), between.ends.tolist(), strict=True))
     paid: list[pulp.LpVariable] | None = None
     for axis in range(1, len(factor.variables)):
         for use in range(factor.states[axis][:1].size):
             if paid is None:
-                paid = [model.column(factor.weight * float(factor.arcs[arc])) for arc in arcs]
+                paid = [model.column(factor.weight * float(seconds)) for seconds in between.seconds]
             flow = [model.column(0.0) for _ in arcs]
-            for state in range(len(factor.arcs)):
+            for state in range(len(between)):
                 terms = _choosing(model, factor, 0, 0, state, 1.0) + _choosing(model, factor, axis, use, state, -1.0)
                 terms += [(column, 1.0) for arc, column in zip(arcs, flow, strict=True) if arc[1] == state]
                 terms += [(column, -1.0) for arc, column in zip(arcs, flow, strict=True) if arc[0] == state]
@@ -130,7 +131,8 @@ def _choosing(model: Model, factor: Factor, axis: int, use: int, state: int, sig
 def _scale(problem: CostTable) -> float:
     largest = 0.0
     for costs in [variable.costs for variable in problem.variables] + [
-        factor.values if factor.arcs is None else factor.weight * factor.arcs for factor in problem.factors
+        factor.values if factor.arcs is None else factor.weight * factor.conversions.seconds
+        for factor in problem.factors
     ]:
         finite = np.abs(costs[np.isfinite(costs)])
         largest = max(largest, float(finite.max(initial=0.0)))

@@ -13,30 +13,37 @@ from functools import cached_property
 
 import numpy as np
 
-from fxpar.cost.trees import set_costs
+from fxpar import tree_kernels
+from fxpar.cost.trees import Arcs, tree_table
 from fxpar.errors import SolverError
 
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """A decision: ``costs`` has the seconds of each choice; an infinite one may not be taken."""
+    """A decision: ``costs`` has the seconds of each choice; an infinite one may not be taken.
+
+    ``bytes[rows, choices]`` is what each choice adds to each row of a memory limit; ``None`` for nothing.
+    """
 
     name: str
     costs: np.ndarray
+    bytes: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
     """Seconds of several choices together: a plain ``table``, or a conversion tree, or both (then they agree).
 
-    Axis ``i`` of ``table`` is ``variables[i]``. A tree has conversion costs ``arcs[S, S]``; ``variables[0]`` produces
-    the value, in state ``states[0][choice]``; each further variable needs it in ``states[i][choice]``, or in all of
-    ``states[i][choice, :]`` if it reads it several times. A tree's seconds count ``weight`` times.
+    Axis ``i`` of ``table`` is ``variables[i]``. A tree has conversion ``arcs`` between ``S`` states, as a matrix of
+    seconds ``[S, S]`` or as :class:`~fxpar.cost.trees.Arcs` (share one among factors), which may carry bytes;
+    ``variables[0]`` produces the value, in state ``states[0][choice]``; each further variable needs it in
+    ``states[i][choice]``, or in all of ``states[i][choice, :]`` if it reads it several times. A tree's seconds and
+    bytes count ``weight`` times.
     """
 
     variables: tuple[int, ...]
     table: np.ndarray | None = None
-    arcs: np.ndarray | None = None
+    arcs: np.ndarray | Arcs | None = None
     states: tuple[np.ndarray, ...] = ()
     weight: float = 1.0
 
@@ -50,38 +57,36 @@ class Factor:
         return sum(states[:1].size for states in self.states[1:])
 
     @cached_property
-    def trees(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Of a tree: weighted seconds by producer's state and by set of states, and each consumer's sets."""
+    def conversions(self) -> Arcs:
+        """Of a tree: its single conversions."""
         assert self.arcs is not None
-        costs, masks = set_costs(self.arcs, self.states[1:])
-        return self.weight * costs, masks
+        return Arcs.of(self.arcs)
 
     @cached_property
     def values(self) -> np.ndarray:
         """The table, computed from the tree if there is none; its size is the product of the numbers of choices."""
         if self.table is not None:
             return self.table
-        costs, masks = self.trees
-        union = np.zeros((), dtype=np.int64)
-        for mask in masks:
-            union = union[..., None] | mask
-        return costs[self.states[0].reshape((-1,) + (1,) * union.ndim), union[None]]
+        return self.weight * tree_table(self.conversions, self.states[0], self.states[1:])
 
     def at(self, choices: Sequence[int]) -> float:
         """Seconds of one choice for each of ``variables``, in order."""
         if self.table is not None:
             return float(self.table[tuple(choices)])
-        costs, masks = self.trees
-        union = 0
-        for mask, choice in zip(masks, choices[1:], strict=True):
-            union |= int(mask[choice])
-        return float(costs[self.states[0][choices[0]], union])
+        root, targets = self.ends(choices)
+        return self.weight * float(tree_kernels.tree_costs(self.conversions.graph, [root], [targets])[0, 0])
+
+    def ends(self, choices: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """Of a tree: the state that is produced, and those that are needed, under one choice for each variable."""
+        needed = {int(state) for states, choice in zip(self.states[1:], choices[1:], strict=True)
+                  for state in np.ravel(states[choice])}  # fmt: skip
+        return int(self.states[0][choices[0]]), tuple(sorted(needed))
 
     def restrict(self, keep: Sequence[np.ndarray]) -> Factor:
         """The factor over fewer choices: ``keep`` has those of each variable."""
         table = None if self.table is None else self.table[np.ix_(*keep)]
         states = tuple(state[index] for state, index in zip(self.states, keep, strict=True)) if self.states else ()
-        return Factor(self.variables, table, self.arcs, states, self.weight)
+        return Factor(self.variables, table, self.arcs if self.arcs is None else self.conversions, states, self.weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +118,7 @@ class CostTable:
                 if factor.table is None:
                     raise SolverError(f"factor on {names} has neither a table nor a tree")
                 continue
-            if not 0 < factor.weight < math.inf or not (factor.arcs >= 0).all():
+            if not 0 < factor.weight < math.inf or not (factor.conversions.seconds >= 0).all():
                 raise SolverError(f"factor on {names}: its weight and arcs must be positive")
             if tuple(len(states) for states in factor.states) != shape:
                 raise SolverError(f"factor on {names}: it needs the states of {shape} choices")
@@ -144,14 +149,12 @@ class CostTable:
                 columns += int(np.isfinite(factor.values).sum())
                 rows += sum(factor.values.shape)
                 continue
-            assert factor.arcs is not None
             reads = factor.reads
             if reads == 1:
                 made, needed = (len(np.unique(states)) for states in factor.states)
                 columns, rows = columns + made * needed, rows + made + needed
             elif reads > 1:
-                number = len(factor.arcs)
-                arcs = int(np.isfinite(factor.arcs).sum()) - int(np.isfinite(np.diagonal(factor.arcs)).sum())
+                number, arcs = len(factor.conversions), len(factor.conversions.ends)
                 columns, rows = columns + arcs * (reads + 1), rows + reads * (arcs + number)
         return columns, rows
 

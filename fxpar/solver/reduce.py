@@ -18,6 +18,9 @@ from fxpar.solver.problem import CostTable, Factor, Variable
 #: Tables larger than this are not searched for infinite entries or dominated choices.
 MAX_ENTRIES = 100_000
 
+#: Likewise for trees, whose tables would have to be made first.
+MAX_TREE_ENTRIES = 5_000
+
 #: What :func:`descend` takes for infinity, so that fewer infinite costs are better than more.
 PENALTY = 1e9
 
@@ -34,7 +37,11 @@ def possible_choices(problem: CostTable, pins: Mapping[int, set[int]] | None = N
         keep[number] = keep[number][np.isin(keep[number], sorted(allowed))]
     for number, choices in enumerate(keep):
         _some(problem, number, choices, "has a finite cost" if not (pins and number in pins) else "is left by its pin")
-    suspects = [factor for factor in problem.factors if _entries(problem, factor) <= MAX_ENTRIES]
+    suspects = [
+        factor
+        for factor in problem.factors
+        if _entries(problem, factor) <= (MAX_ENTRIES if factor.table is not None else MAX_TREE_ENTRIES)
+    ]
     suspects = [factor for factor in suspects if not np.isfinite(factor.values).all()]
     changed = bool(suspects)
     while changed:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver import elimination, reduce
+from fxpar.solver import elimination, narrowing, reduce
 from fxpar.solver.problem import CostTable, Solution
 
 #: The most combinations that ``method="exhaustive"`` tries.
@@ -33,8 +33,10 @@ def solve(
 ) -> Solution:
     """The choices of least total cost; ``pins`` restricts variables to some of their choices.
 
-    ``method`` is a key of :data:`METHODS`. ``"auto"`` eliminates variables exactly; only if a table would be too large
-    for that does it build the integer program, which may stop at the time limit with the best choice so far.
+    ``method`` is a key of :data:`METHODS`. ``"auto"`` eliminates variables exactly. If there are too many choices for
+    that, lower bounds drop those that cannot be part of an optimum first; if tables are still too large, it builds the
+    integer program, which may stop at the time limit with the best choice so far. An optimum is proven to a relative
+    1e-9.
     The same problem always gets the same answer, unless the time limit stops it.
     Raises :class:`InfeasibleError` naming a variable without a possible choice, and :class:`SolverError`.
 
@@ -87,7 +89,7 @@ def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.nd
     problem.verify()
     keep = reduce.possible_choices(problem, pins)
     smaller = reduce.restrict(problem, keep)
-    fit = elimination.tables_and_order(smaller)
+    fit = elimination.tables_and_order(smaller) if elimination.looks_small(smaller) else None
     if fit is None:
         return None
     result = [np.full(count, np.inf) for count in problem.counts]
@@ -98,9 +100,31 @@ def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.nd
 
 
 def _auto(problem: CostTable, time_limit_seconds: float) -> Found:
-    found = _eliminate(problem)
+    start = time.perf_counter()
+    found = _eliminate(problem) if elimination.looks_small(problem) else None
     if found is not None:
         return found
+    narrowed = narrowing.narrow(problem, time_limit_seconds)
+    best, keep = narrowed.choice, narrowed.keep
+    notes = [f"{narrowed.rounds} rounds of bounds leave {sum(map(len, keep))} choices"]
+    if best is not None and not keep:
+        return best, narrowed.cost, True, "bounds", notes
+    if not keep:
+        raise InfeasibleError(_clash(problem))
+    smaller = reduce.restrict(problem, keep)
+    found = _eliminate(smaller)
+    if found is None:
+        found = _reduce_and_milp(smaller, time_limit_seconds - (time.perf_counter() - start), narrowed.cost)
+    index, bound, proven, solver, more = found
+    choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True)) if index else best
+    if best is not None and (choice is None or problem.cost(choice) >= narrowed.cost):
+        choice = best
+    assert choice is not None
+    return choice, max(min(bound, narrowed.cost), narrowed.bound), proven, f"bounds and {solver}", notes + more
+
+
+def _reduce_and_milp(problem: CostTable, time_limit_seconds: float, below: float) -> Found:
+    """Without dominated choices and variables of few neighbours; no choice if all are above ``below``."""
     keep = reduce.undominated_choices(problem)
     left_out = sum(problem.counts) - sum(map(len, keep))
     rest = reduce.collapse(reduce.restrict(problem, keep))
@@ -109,10 +133,15 @@ def _auto(problem: CostTable, time_limit_seconds: float) -> Found:
         f"{left_out} choices are dominated, {len(rest.steps)} variables eliminated",
         f"the integer program has {columns} variables, {rows} constraints",
     ]
-    small, bound, proven, by, _ = _milp(rest.problem, time_limit_seconds)
+    try:
+        small, bound, proven, by, _ = _milp(rest.problem, max(1.0, time_limit_seconds))
+    except InfeasibleError:
+        if math.isinf(below):
+            raise
+        return (), below, True, "HiGHS", notes
     index = rest.expand(small, len(problem.variables))
     choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True))
-    return choice, bound + rest.constant, proven, f"elimination and {by}", notes
+    return choice, bound + rest.constant, proven, by, notes
 
 
 def _eliminate(problem: CostTable) -> Found | None:

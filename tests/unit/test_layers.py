@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2] / "fxpar"
 #: Where a folder's files stand on different lines, the longest name wins.
 ORDER = (
     ("errors", "progress", "trees"),
-    ("layout", "kernels"),
+    ("layout", "kernels", "bounds_reference"),
+    ("tree_kernels",),
     ("cluster", "graph"),
     ("rules", "boundary"),
     ("plans", "hints", "normalise", "cost.comm", "cost.compute", "cost.trees"),

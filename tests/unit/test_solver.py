@@ -16,7 +16,18 @@ from programs import programs, random_program, transformer
 
 from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver import METHODS, CostTable, Factor, Variable, elimination, milp, min_marginals, reduce, solve
+from fxpar.solver import (
+    METHODS,
+    CostTable,
+    Factor,
+    Variable,
+    elimination,
+    milp,
+    min_marginals,
+    narrowing,
+    reduce,
+    solve,
+)
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -57,7 +68,24 @@ def test_what_does_not_fit_goes_to_the_integer_program(problem):
     assert (found is None) == (best is None)
     if found is not None:
         assert found.cost == pytest.approx(best.cost, rel=1e-9)
-        assert found.status == "optimal" and found.method.startswith("elimination and ")
+        assert found.status == "optimal" and found.method.startswith("bounds")
+
+
+@SLOW
+@given(programs(), st.booleans())
+def test_bounds_leave_the_optimum(problem, numpy):
+    """As if every program were large: choices are dropped by bounds until elimination is trivial."""
+    best = answer(problem, "exhaustive")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elimination, "MAX_LOOK", -1)
+        patch.setattr(narrowing, "SMALL", 1)
+        if numpy:
+            patch.setattr(kernels, "DEFAULT", "numpy")
+        found = answer(problem, "auto")
+    assert (found is None) == (best is None)
+    if found is not None:
+        assert found.method.startswith("bounds") and found.status == "optimal"
+        assert found.cost == pytest.approx(best.cost, rel=1e-9)
 
 
 @SLOW
@@ -117,7 +145,7 @@ def test_a_dense_program_is_left_to_the_integer_program():
     problem = CostTable(variables, tuple(Factor(pair, random.random((8, 8)) / 8) for pair in pairs))
     assert elimination.tables_and_order(problem) is None and min_marginals(problem) is None
     found = solve(problem)
-    assert found.status == "optimal" and found.method == "elimination and HiGHS"
+    assert found.status == "optimal" and found.method == "bounds and HiGHS"
     assert found.bound == pytest.approx(found.cost)
     with pytest.raises(SolverError, match="take 'auto'"):
         solve(problem, method="elimination")

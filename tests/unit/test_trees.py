@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import arc_costs, brute_force_tree
 
-from fxpar.cost.trees import conversion_tree, subset_costs, tree_table
+from fxpar.cost.trees import Arcs, cheapest_tree, conversion_tree, tree_table
 from fxpar.errors import LayoutError, SolverError
 from fxpar.layout import I, P, R, S
 
@@ -114,12 +114,27 @@ def test_a_consumer_may_read_a_value_in_two_states():
     assert table.tolist() == [[1.0, 2.0, 2.0]]
 
 
-def test_sets_that_are_too_large_are_left_infinite():
-    costs = subset_costs(np.ones((3, 3)), 2)
-    assert costs.shape == (3, 8) and costs[0].tolist() == [0, 0, 1, 1, 1, 1, 2, math.inf]
+def test_a_matrix_and_arcs_are_the_same():
+    matrix = np.array([[0.0, 2.0, np.inf], [np.inf, 5.0, 3.0], [1.0, np.inf, 0.0]])
+    arcs = Arcs.of(matrix)
+    assert (len(arcs), arcs.sources.tolist(), arcs.ends.tolist()) == (3, [0, 1, 2], [1, 2, 0])
+    assert arcs.seconds.tolist() == [2.0, 3.0, 1.0] and Arcs.of(arcs) is arcs
+    assert cheapest_tree(arcs, 0, [2], "abc") == cheapest_tree(matrix, 0, [2], "abc")
+
+
+def test_bytes_are_added_at_their_price():
+    arcs = Arcs(np.array([0, 1, 1]), np.array([1]), np.array([2.0]), np.array([[10.0], [0.5]]))
+    assert arcs.priced([0.1, 4.0]).seconds.tolist() == [5.0] and arcs.priced([0.0, 0.0]) is arcs
+
+
+def test_too_many_states_at_once_are_refused():
+    with pytest.raises(SolverError, match="13 different states at once; at most 12"):
+        cheapest_tree(np.ones((14, 14)), 0, range(1, 14), range(14))
+    with pytest.raises(SolverError, match="13 different states at once; at most 12"):
+        tree_table(np.ones((14, 14)), np.array([0]), [np.arange(1, 14)[None]])
 
 
 @pytest.mark.parametrize("arcs", [-np.ones((2, 2)), np.full((2, 2), np.nan), np.ones((2, 3))])
 def test_bad_arcs_are_refused(arcs):
     with pytest.raises(SolverError, match="square and nowhere negative"):
-        subset_costs(arcs, 1)
+        Arcs.of(arcs)
