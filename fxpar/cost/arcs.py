@@ -23,9 +23,17 @@ def plain_layout(layout: Layout, meta: Value) -> Layout:
 
 
 def arc_matrix(
-    layouts: Sequence[Layout], meta: Value, mesh: Mesh, links: Sequence[Link], cluster: Cluster
+    layouts: Sequence[Layout],
+    meta: Value,
+    mesh: Mesh,
+    links: Sequence[Link],
+    cluster: Cluster,
+    *,
+    forward_only: bool = False,
 ) -> np.ndarray:
     """Seconds ``[L, L]`` of the conversions between ``layouts``; infinite where they differ on several axes.
+
+    With ``forward_only`` what runs backward is left out.
 
     A conversion on one axis moves a rank's piece, which is the smaller and the more contiguous the more the other axes
     have cut; so it is priced for the local tensor, with the states as they are there.
@@ -49,15 +57,29 @@ def arc_matrix(
             if len(numbers) > 1:
                 states = tuple(local[number][axis] for number in numbers)
                 here = meta.bytes / local_share(rest, others)
-                found[np.ix_(numbers, numbers)] = _axis_arcs(states, here, meta.grad, degree, link, cluster)
+                found[np.ix_(numbers, numbers)] = _axis_arcs(
+                    states, here, meta.grad, degree, link, cluster, forward_only
+                )
     return found
 
 
 @lru_cache(maxsize=65536)
 def _axis_arcs(
-    states: tuple[State, ...], whole_bytes: float, grad: bool, degree: int, link: Link, cluster: Cluster
+    states: tuple[State, ...],
+    whole_bytes: float,
+    grad: bool,
+    degree: int,
+    link: Link,
+    cluster: Cluster,
+    forward_only: bool,
 ) -> np.ndarray:
     """Seconds between states of one axis, written as they are on the local tensor."""
     return np.array(
-        [[conversion_seconds(a, b, whole_bytes, degree, link, cluster, grad=grad) for b in states] for a in states]
+        [
+            [
+                conversion_seconds(a, b, whole_bytes, degree, link, cluster, grad=grad, forward_only=forward_only)
+                for b in states
+            ]
+            for a in states
+        ]
     )

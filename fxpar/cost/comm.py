@@ -79,7 +79,15 @@ def arc_seconds(src: State, dst: State, value: Value, degree: int, link: Link, c
 
 
 def conversion_seconds(
-    src: State, dst: State, whole_bytes: float, degree: int, link: Link, cluster: Cluster, *, grad: bool
+    src: State,
+    dst: State,
+    whole_bytes: float,
+    degree: int,
+    link: Link,
+    cluster: Cluster,
+    *,
+    grad: bool,
+    forward_only: bool = False,
 ) -> float:
     """Like :func:`arc_seconds`, for any tensor of ``whole_bytes`` that both states divide."""
     if not grad and R in (src, dst):
@@ -96,6 +104,6 @@ def conversion_seconds(
     copies = 2.0 / degree if len(cuts) == 2 else float(any(cut.dim > 0 or cut.parts > 1 for cut in cuts))
     steps = conversion(src, dst)
     total = step_seconds(steps.forward, whole_bytes, degree, link, cluster, copies=copies)
-    if grad:
+    if grad and not forward_only:
         total += step_seconds(steps.backward, whole_bytes, degree, link, cluster, copies=copies)
     return total

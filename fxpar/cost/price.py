@@ -88,7 +88,7 @@ def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
         meta = graph.values[graph.inputs[slot.index].value]
         if not meta.grad:
             return np.zeros(len(ways))
-        return slot.weight * optimizer_seconds(meta.bytes / _pieces(space, ways, "outputs", 0), cluster)
+        return slot.weight * optimizer_seconds(meta.bytes / pieces(space, ways, "outputs", 0), cluster)
     if slot.kind != "node":
         return np.zeros(len(ways))
     node = graph.nodes[slot.index]
@@ -96,23 +96,23 @@ def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
     outputs = [graph.values[out] for out in node.outputs if out is not None]
     dtype = (outputs or operands or [Value((), "float32")])[0].dtype
     moved = written = sum(
-        (meta.bytes / _pieces(space, ways, "outputs", at) for at, meta in enumerate(outputs)), np.zeros(len(ways))
+        (meta.bytes / pieces(space, ways, "outputs", at) for at, meta in enumerate(outputs)), np.zeros(len(ways))
     )
     for at, meta in enumerate(operands):
-        read = meta.bytes / _pieces(space, ways, "inputs", at)
+        read = meta.bytes / pieces(space, ways, "inputs", at)
         moved = moved + (np.minimum(read, written) if at == 0 and node.op in LOOK_UPS else read)
-    divided = _product(space, ways, [[strategy.divided for strategy in options] for options in ways.axes])
+    divided = product(space, ways, [[strategy.divided for strategy in options] for options in ways.axes])
     grad = any(meta.grad for meta in outputs)
     return slot.weight * node_seconds(flops(graph, node) / divided, moved, dtype, cluster, op=node.op, grad=grad)
 
 
-def _pieces(space: Space, ways: Ways, side: str, position: int) -> np.ndarray:
+def pieces(space: Space, ways: Ways, side: str, position: int) -> np.ndarray:
     """For each way, of how many pieces of an input or output a rank has one."""
     cut = [[getattr(strategy, side)[position].kind == "S" for strategy in options] for options in ways.axes]
-    return _product(space, ways, cut)
+    return product(space, ways, cut)
 
 
-def _product(space: Space, ways: Ways, split: list[list[bool]]) -> np.ndarray:
+def product(space: Space, ways: Ways, split: list[list[bool]]) -> np.ndarray:
     """For each way, the product of the degrees of the axes on which it is ``split``."""
     found = np.ones(len(ways))
     for axis, (degree, flags) in enumerate(zip(space.mesh.degrees, split, strict=True)):

@@ -1,0 +1,196 @@
+"""Memory as rows of the priced program: what each choice, and each conversion tree, makes a device hold.
+
+In: :class:`~fxpar.cost.price.Priced`, the optimizer's name. Out: :class:`Rows`, a problem with bytes. The rows are what
+a device holds when the forward has ended (parameters, optimizer states, what autograd keeps) and when the optimizer
+runs (parameters, gradients, states). They leave out what comes and goes in between: the exact walk over a finished
+plan is :mod:`fxpar.cost.memory`.
+
+A converted value that backward needs is kept, or made again from what it was made from. In a flow's graph of states
+that is a second layer: its conversions cost their forward once more and lead to the same needs without bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fxpar.cost.arcs import arc_matrix
+from fxpar.cost.memory import OPTIMIZERS
+from fxpar.cost.price import FlowPrice, Priced, pieces, product
+from fxpar.cost.trees import Arcs, cheapest_tree
+from fxpar.graph import Footprint, Value
+from fxpar.layout import Layout, local_share
+from fxpar.solver.problem import CostTable, Factor
+from fxpar.space import Flow, Slot, Space
+
+#: What the rows bound.
+KEPT, UPDATED = 0, 1
+
+Conversions = tuple[tuple[Layout, Layout], ...]
+
+
+@dataclass(frozen=True)
+class FlowRows:
+    """A flow whose value is kept for backward: a graph of ``4 L`` states over its ``L`` layouts.
+
+    State ``s`` is the value in a layout, for now; ``L + s`` the same, produced there and kept anyway; ``2 L + s`` kept
+    for backward; ``3 L + s`` made again in backward.
+    """
+
+    price: FlowPrice
+    arcs: Arcs
+    factor: Factor
+
+    def tree(self, choice: Sequence[int], prices: Sequence[float]) -> tuple[Conversions, tuple[Layout, ...]]:
+        """Of one passage, at these prices of a byte: its conversions, and the layouts that are made again."""
+        root, targets = self.factor.ends([choice[variable] for variable in self.factor.variables])
+        count, layouts = len(self.price.layouts), self.price.layouts
+        found = cheapest_tree(self.arcs.priced(prices), root, targets, range(4 * count)).arcs
+        parents: dict[int, int] = {}
+        for src, dst in sorted(found, key=lambda arc: arc[1] >= 3 * count):
+            if src % count != dst % count and dst % count != root % count:
+                parents.setdefault(dst % count, src % count)
+        reached, conversions = [root % count], []
+        for node in reached:
+            children = sorted(dst for dst, src in parents.items() if src == node)
+            conversions += [(layouts[node], layouts[child]) for child in children]
+            reached += children
+        again = {layouts[dst % count] for src, dst in found if src >= 3 * count and 2 * count <= dst < 3 * count}
+        return tuple(conversions), tuple(sorted(again))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The priced program with bytes in variables and factors; ``flows`` has those that keep something, by number."""
+
+    problem: CostTable
+    flows: dict[int, FlowRows]
+
+
+def memory_rows(priced: Priced, optimizer: str | None, *, again: bool = True) -> Rows:
+    """``priced`` with rows :data:`KEPT` and :data:`UPDATED`; with ``again``, gathered parameters may be made again."""
+    space = priced.space
+    states = len(OPTIMIZERS[optimizer].states)
+    variables = tuple(
+        replace(variable, bytes=_slot_bytes(space, slot, states))
+        for slot, variable in zip(space.slots, priced.problem.variables, strict=True)
+    )
+    flows: dict[int, FlowRows] = {}
+    factors = list(priced.problem.factors)
+    cache: dict[tuple[object, ...], Arcs] = {}
+    for number, (flow, tree) in enumerate(zip(space.flows, priced.trees, strict=True)):
+        keeping = _keeping(space, flow)
+        if any(any(columns) for columns in keeping.values()):
+            flows[number] = _flow_rows(priced, flow, tree, keeping, again, cache)
+            factors[number] = flows[number].factor
+    return Rows(CostTable(variables, tuple(factors)), flows)
+
+
+def _slot_bytes(space: Space, slot: Slot, states: int) -> np.ndarray:
+    """``[rows, choices]`` of a slot alone: parameters with gradients and states; what a node keeps of its own."""
+    graph, ways = space.program.graphs()[slot.graph], slot.ways
+    rows = np.zeros((2, len(ways)))
+    if slot.kind == "parameter":
+        meta = graph.values[graph.inputs[slot.index].value]
+        local = slot.weight * meta.bytes / pieces(space, ways, "outputs", 0)
+        rows[KEPT] = local * (1 + states * meta.grad)
+        rows[UPDATED] = local * (1 + (1 + states) * meta.grad)
+    elif slot.kind == "node":
+        print_ = _footprint(space, slot)
+        outputs = [out for out in graph.nodes[slot.index].outputs if out is not None]
+        divided = product(space, ways, [[strategy.divided for strategy in options] for options in ways.axes])
+        rows[KEPT] += slot.weight * print_.own_bytes / divided
+        for position in print_.outputs:
+            size = graph.values[outputs[position]].bytes
+            rows[KEPT] += slot.weight * size / pieces(space, ways, "outputs", position)
+    return rows
+
+
+def _footprint(space: Space, slot: Slot) -> Footprint:
+    return space.program.footprints[slot.graph][slot.index]
+
+
+def _keeping(space: Space, flow: Flow) -> dict[int, list[bool]]:
+    """For each reading slot, whether each of its readings is kept for backward."""
+    found: dict[int, list[bool]] = {}
+    for use in flow.consumers:
+        slot = space.slots[use.slot]
+        kept = slot.kind == "node" and use.position in _footprint(space, slot).operands
+        found.setdefault(use.slot, []).append(kept)
+    return found
+
+
+def _flow_rows(
+    priced: Priced,
+    flow: Flow,
+    tree: FlowPrice,
+    keeping: dict[int, list[bool]],
+    again: bool,
+    cache: dict[tuple[object, ...], Arcs],
+) -> FlowRows:
+    space, count = priced.space, len(tree.layouts)
+    producer = space.slots[flow.producer.slot]
+    # Parameters and what the call brings are there anyway; so is what its producer keeps.
+    there = producer.kind in ("parameter", "fixed") or (
+        producer.kind == "node" and flow.producer.position in _footprint(space, producer).outputs
+    )
+    again = again and producer.kind == "parameter"
+    once = _is_shared(space, flow)
+    key = (id(tree.arcs), flow.meta, there, again, once and flow.weight)
+    if key not in cache:
+        repeat = _forward_arcs(priced, tree.layouts, flow.meta) if again else None
+        sizes = np.array([flow.meta.bytes / local_share(layout, space.mesh.degrees) for layout in tree.layouts])
+        cache[key] = _layered(tree.arcs, sizes / (flow.weight if once else 1), repeat)
+    arcs = cache[key]
+    roots = tree.roots + (count if there else 0)
+    reads = tuple(tree.reads[slot] + 2 * count * np.array(columns) for slot, columns in keeping.items())
+    factor = Factor((tree.producer, *keeping), None, arcs, (roots, *reads), tree.weight)
+    return FlowRows(tree, arcs, factor)
+
+
+def _is_shared(space: Space, flow: Flow) -> bool:
+    """Whether all passages of a block's input are one and the same tensor, so that it is kept once."""
+    slot = space.slots[flow.producer.slot]
+    if slot.kind != "enter":
+        return False
+    program = space.program
+    entries = [index for index, item in enumerate(program.blocks[slot.graph].inputs) if item.kind == "input"]
+    position = entries.index(slot.index)
+    calls = [node for node in program.top.nodes if node.op == f"block:{slot.graph}"]
+    return len({node.args[position].value for node in calls}) == 1
+
+
+def _forward_arcs(priced: Priced, layouts: tuple[Layout, ...], meta: Value) -> Arcs:
+    mesh, cluster = priced.space.mesh, priced.cluster
+    return Arcs.of(arc_matrix(layouts, meta, mesh, cluster.axis_links(mesh), cluster, forward_only=True))
+
+
+def _layered(arcs: Arcs, sizes: np.ndarray, repeat: Arcs | None) -> Arcs:
+    """The graph of :class:`FlowRows`; ``repeat`` has the same arcs with the seconds of making them again."""
+    count = len(arcs)
+    here, ones = np.arange(count), np.zeros(count)
+    parts = [  # from, to, seconds, bytes kept
+        (arcs.sources, arcs.ends, arcs.seconds, np.zeros(len(arcs.ends))),
+        (here, 2 * count + here, ones, sizes),
+        (count + here, here, ones, ones),
+        (count + here, 2 * count + here, ones, ones),
+    ]
+    if repeat is not None:
+        second = arcs.seconds + repeat.seconds
+        parts += [
+            (3 * count + arcs.sources, 3 * count + arcs.ends, second, np.zeros(len(arcs.ends))),
+            (count + here, 3 * count + here, ones, ones),
+            (3 * count + here, here, ones, ones),
+            (3 * count + here, 2 * count + here, ones, ones),
+        ]
+    sources, ends, seconds, kept = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((ends, sources))
+    start = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=4 * count))])
+    return Arcs(
+        start.astype(np.int32),
+        ends[order].astype(np.int32),
+        seconds[order],
+        np.stack([kept[order], np.zeros(len(order))]),
+    )
