@@ -145,6 +145,7 @@ def parallelize(
     given = plan.boundary if plan else BoundaryRule()
     rule = given if plan and data_axes is None else replace(given, data_axes=data_axes_of(axes, data_axes))
     calls = Calls(axes, rule, whole, loss_fn, input_placements, output_placements)
+    needs: dict[str, Any] = {"optimizer": optimizer, "memory_limit_bytes": memory_limit_bytes}
 
     def read() -> tuple[Captured, Boundary, Any, nn.Module]:
         check_parameters(model, {})
@@ -164,12 +165,11 @@ def parallelize(
             prices,
             boundary=boundary,
             parameters=constraints,
-            optimizer=optimizer,
-            memory_limit_bytes=memory_limit_bytes,
             strict=strict,
             time_limit_seconds=time_limit_seconds,
             stages=stages,
             notes=captured.notes,
+            **needs,
         )
         for note in captured.notes:
             warnings.warn(note, stacklevel=4)
@@ -193,7 +193,7 @@ def parallelize(
     def recapture(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         check_loss_args(bare, kwargs, loss_fn, training=root.training)
         meet(mesh, f"{name}/{next(meetings)}", "calling the model in a new way (other shapes, dtypes or modes)")
-        return another_variant(follow(bare, root), args, kwargs, further, chosen, prices, place, mesh)
+        return another_variant(follow(bare, root), args, kwargs, further, chosen, prices, place, mesh, needs)
 
     apply(
         model,
@@ -218,6 +218,7 @@ def another_variant(
     prices: Cluster,
     place: Place,
     mesh: DeviceMesh,
+    needs: dict[str, Any],
 ) -> Variant:
     """What to run for a call that the first plan does not fit: captured anew, parameters held as they are."""
     what = "the way the model is called"
@@ -226,7 +227,7 @@ def another_variant(
 
     def decide() -> str:
         held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}
-        return search(captured.program, first.mesh, prices, boundary=boundary, parameters=held).to_json()
+        return search(captured.program, first.mesh, prices, boundary=boundary, parameters=held, **needs).to_json()
 
     text = broadcast_from_first(decide, mesh, f"planning for {what}")
     return all_succeed(lambda: bind(captured, Plan.from_json(text), place, bare), mesh, f"rewriting for {what}")
