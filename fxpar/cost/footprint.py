@@ -68,8 +68,7 @@ class _Call:
 
 def _looks_up(call: _Call) -> Footprint:
     """With a piece of a table, a rank keeps where its indices are and which of them it has, not the indices."""
-    (position,) = (index for index, value in enumerate(call.node.operands) if call.graph.values[value].dtype == "int64")
-    count = math.prod(call.operand(position)[1])
+    count = math.prod(call.operand(1)[1])
     own = count * (item_bytes("int64") + item_bytes("bool")) if call.grad else 0
     return Footprint((), (), own, (None,), own + max(call.out_bytes, 4 * count * item_bytes("int64")), call.out_bytes)
 
