@@ -66,7 +66,8 @@ def plan(
     it, a key or position in the output) to such.
 
     With ``loss_fn`` the program is the model and ``loss_fn(output, *loss_args)``; ``example_loss_args`` are those of
-    one call. ``constraints`` holds parameters in given states by glob (``{"*.down_proj.weight": "S1@tp"}``).
+    one call. ``constraints`` holds parameters, or what modules return, in given states by glob
+    (``{"*.down_proj.weight": "S1@tp", "*.mlp": "S1@tp"}``, :func:`fxpar.pins.pin`); axes not named are left open.
     ``optimizer`` and ``memory_limit_bytes`` are what the plan has to leave room for on every device. ``whole`` are
     globs of modules to compute whole, untraced. ``strict`` refuses operations without a rule. ``dump`` is a folder for
     the text of every stage.

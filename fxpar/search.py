@@ -83,7 +83,7 @@ def search(
     with stages.stage("price"):
         priced = price(open_space, cluster)
     with stages.stage("solve"):
-        pins = pin(open_space, parameters=parameters)
+        pins = pin(open_space, constraints=parameters)
         solution = solve(priced.problem, pins=pins, time_limit_seconds=time_limit_seconds)
         marginals = min_marginals(priced.problem, pins=pins) if solution.status == "optimal" else None
     with stages.stage("assemble"):

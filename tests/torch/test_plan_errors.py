@@ -103,12 +103,15 @@ def test_an_impossible_conversion_a_wrong_count_and_a_wrong_block_are_refused() 
 def test_constraints_that_match_nothing_or_cannot_be_name_the_nearest_and_what_there_is() -> None:
     model, args, _ = mlp()
     for pattern, message in (
-        ("blocks.*.up.weight", r"'blocks\.\*\.up\.weight' matches no parameter; nearest: blocks\.\d\.ups\.\d\.weight"),
+        (
+            "blocks.*.up.weight",
+            r"'blocks\.\*\.up\.weight' matches no parameter and no module; nearest: blocks\.\d\.ups\.\d\.weight",
+        ),
         ("hed.weight", r"nearest: head\.weight"),
     ):
         with pytest.raises(PlanError, match=message):
             fxpar.plan(model, {"tp": 4}, example_args=args, cluster="toy", constraints={pattern: "S0"})
-    with pytest.raises(InfeasibleError, match=r"head\.weight cannot be S5@tp .*it can be replicated, .*S0@tp"):
+    with pytest.raises(InfeasibleError, match=r"head\.weight .* cannot be S5 .*no dim 5\. It can be replicated, S0@tp"):
         fxpar.plan(model, {"tp": 4}, example_args=args, cluster="toy", constraints={"head.weight": "S5"})
     with pytest.raises(LayoutError, match=r"names axis 'dp'; the mesh has tp"):
         fxpar.plan(model, {"tp": 4}, example_args=args, cluster="toy", constraints={"head.weight": "S0@dp"})

@@ -23,7 +23,7 @@ ORDER = (
     ("rules", "boundary"),
     ("plans", "hints", "normalise", "cost.comm", "cost.compute", "cost.trees"),
     ("report", "legality", "traffic", "space", "solver.problem"),
-    ("solver", "runtime"),
+    ("solver", "runtime", "places"),
     ("cost", "capture", "fuse"),
     ("pins", "assemble", "inputs", "rewrite", "placements", "meshes"),
     ("binding", "search", "calls"),
