@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.binding import bind, kept_whole, place_of
 from fxpar.boundary import Boundary, BoundaryRule, data_axes_of
-from fxpar.calls import Calls, capture_call, check_loss, check_loss_args, check_plan, example_call
+from fxpar.calls import Calls, call_text, capture_call, check_loss, check_loss_args, check_plan, example_call
 from fxpar.capture import Captured
 from fxpar.cluster import Cluster, presets
 from fxpar.layout import Mesh
@@ -129,11 +129,11 @@ def parallelize(
     Every rank of the mesh calls it with an equal model and, along axes that carry no batch, equal inputs. The first
     rank plans (unless ``plan`` is given) and tells the others; the other options are those of :func:`plan`.
 
-    With ``loss_fn`` the model is then called with ``loss_args=(...)`` beside its own arguments, and returns the loss;
-    in eval mode it may be called without, and returns its output. A loss inside of the model (by ``loss_fn``, or
-    because its forward computes one) is that of the whole batch, also if the ranks' parts have unequal numbers of
-    tokens, and so are the gradients. With a loss outside, computed by every rank on its part of the outputs, gradients
-    are those of the mean of the ranks' losses, as DistributedDataParallel and FSDP have it.
+    With ``loss_fn`` the model is then called with ``loss_args=(...)`` beside its own arguments, and returns the loss
+    (which its hooks see, too); in eval mode it may be called without, and returns its output. A loss inside of the
+    model (by ``loss_fn``, or because its forward computes one) is that of the whole batch, also if the ranks' parts
+    have unequal numbers of tokens, and so are the gradients. With a loss outside, computed by every rank on its part of
+    the outputs, gradients are those of the mean of the ranks' losses, as DistributedDataParallel and FSDP have it.
 
     Nothing is changed unless everything fits on every rank: besides what :func:`plan` raises,
     :class:`~fxpar.errors.PlanError` when ``plan`` is for another model, inputs or mesh,
@@ -148,14 +148,15 @@ def parallelize(
     calls = Calls(axes, rule, whole, loss_fn, input_placements, output_placements)
     needs: dict[str, Any] = {"optimizer": optimizer, "memory_limit_bytes": memory_limit_bytes}
 
-    def read() -> tuple[Captured, Boundary, Any, nn.Module]:
+    def read() -> tuple[Captured, Boundary, Any, nn.Module, str]:
         check_parameters(model, {})
         args, kwargs = example_call(model, example_args, example_kwargs, example_loss_args, calls)
         captured, boundary = captured_model(model, args, kwargs, calls, stages)
-        return captured, boundary, call_key(list(model.modules()), args, kwargs), skeleton(model)
+        key = call_key(list(model.modules()), args, kwargs)
+        return captured, boundary, key, skeleton(model), call_text(model, args, kwargs)
 
-    captured, boundary, key, bare = all_succeed(read, mesh, "capturing the model")
-    all_agree(captured.program.digest(), mesh, "the captured model")
+    captured, boundary, key, bare, shown = all_succeed(read, mesh, "capturing the model")
+    all_agree(f"{captured.program.digest()} for {shown}", mesh, "the captured model")
 
     prices = cluster_for(cluster, mesh, plan)
 
@@ -224,7 +225,7 @@ def another_variant(
     """What to run for a call that the first plan does not fit: captured anew, parameters held as they are."""
     what = "the way the model is called"
     captured, boundary = all_succeed(lambda: capture_call(bare, args, kwargs, calls), mesh, f"capturing {what}")
-    all_agree(captured.program.digest(), mesh, what)
+    all_agree(f"{captured.program.digest()} for {call_text(bare, args, kwargs)}", mesh, what)
 
     def decide() -> str:
         held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}

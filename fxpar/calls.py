@@ -19,7 +19,7 @@ from torch import nn
 from fxpar.boundary import Boundary, BoundaryRule, boundary_of, global_shape, input_layouts
 from fxpar.capture import LOSS_ARGS, Captured, capture
 from fxpar.errors import CallError, CaptureError, PlanError
-from fxpar.graph import Ref
+from fxpar.graph import Ref, Value
 from fxpar.inputs import derive_inputs
 from fxpar.layout import I, Layout, Mesh
 from fxpar.placements import layouts_by_name
@@ -73,6 +73,17 @@ def capture_call(
         rule = replace(rule, outputs={**rule.outputs, **asked})
     boundary = boundary_of(captured.program, layouts, captured.output_names, rule, mesh)
     return replace(captured, notes=(*captured.notes, *boundary.notes)), boundary
+
+
+def call_text(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The tensors of a call as an error shows them.
+
+    >>> call_text(nn.Linear(3, 2), (torch.zeros(4, 3),), {})
+    'input float32[4,3]'
+    """
+    tensors, _, _ = flatten_call(args, kwargs)
+    named = zip(tensor_names(model.forward, args, kwargs), tensors, strict=True)
+    return ", ".join(f"{name} {Value(tuple(t.shape), str(t.dtype).removeprefix('torch.'))}" for name, t in named)
 
 
 def enlarged(

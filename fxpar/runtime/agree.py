@@ -99,7 +99,7 @@ def all_agree(value: str, mesh: DeviceMesh, what: str) -> None:
         if other != values[0]:
             raise RankError(
                 f"the ranks disagree about {what}: rank {ranks[0]} has {values[0]}, rank {rank} has {other}; "
-                "build the same model from the same configuration and inputs on every rank"
+                "build the same model from the same configuration on every rank, and give it inputs of equal shapes"
             )
 
 

@@ -25,7 +25,7 @@ from training import (
 )
 
 import fxpar
-from fxpar.errors import CallError, LayoutError, PlanError
+from fxpar.errors import CallError, LayoutError, PlanError, RankError
 from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.runtime.module import applied_plan
@@ -253,6 +253,27 @@ def other_calls() -> bool:
 
 def test_other_batches_modes_plans_and_names() -> None:
     assert all(run_ranks(2, other_calls, timeout=120))
+
+
+def uneven() -> tuple[str, str]:
+    """Ranks whose parts of the batch differ in length, at the start and later."""
+    mesh = mesh_of(2, names=("dp",))
+    rank = mesh.get_local_rank()
+    own = rows(count=4 + rank)
+    model = stack()
+    with pytest.raises(RankError) as first:
+        fxpar.parallelize(model, mesh, example_args=(own,), cluster="toy")
+    fxpar.parallelize(model, mesh, example_args=(rows(),), cluster="toy")
+    with pytest.raises(RankError) as later:
+        model(rows(count=6 + 2 * rank))
+    assert_close(model(rows()), stack()(rows()), TOLERANCE)
+    return str(first.value), str(later.value)
+
+
+def test_parts_of_unequal_length_are_refused_on_every_rank() -> None:
+    for first, later in run_ranks(2, uneven):
+        assert "rank 0 has" in first and "for x float64[4,8], rank 1 has" in first and "for x float64[5,8]; " in first
+        assert "the way the model is called" in later and "x float64[6,8]" in later and "x float64[8,8]" in later
 
 
 def placed() -> bool:
