@@ -19,6 +19,18 @@ class Ascent {
   double bound() const { return bound_; }
   // The prices that gave it, a byte at each moment.
   const std::vector<double>& prices() const { return best_prices_; }
+  // Starts from other prices, and forgets how short steps have become.
+  void start(const std::vector<double>& prices);
+
+  // From where another search can go on. `extra` is added to the costs of choices; infinite bars one.
+  struct State {
+    std::vector<double> prices, direction, messages, extra;
+    double bound = -kInfinite;
+  };
+  State state() const { return {best_prices_, direction_, best_messages_, extra_, bound_}; }
+  void resume(const State& state, double scale);
+  // Sends messages at the best prices.
+  void sweep(int count);
   // A lower bound for every choice at those prices. The next step starts from them.
   std::vector<double> bounds();
   // Steps have become so short that the bound no longer moves.
@@ -39,7 +51,7 @@ class Ascent {
   const Program& program_;
   const Tables& tables_;
   Relaxation relaxation_;
-  std::vector<double> prices_, best_prices_, excess_, direction_, running_, costs_;
+  std::vector<double> prices_, best_prices_, excess_, direction_, running_, costs_, extra_, best_messages_;
   std::vector<int> choice_;
   double bound_ = -kInfinite, cost_ = kInfinite, worst_ = kInfinite, scale_ = 1;
   bool feasible_ = false;

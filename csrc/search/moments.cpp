@@ -8,25 +8,6 @@ namespace {
 
 using Index = std::size_t;
 
-// Overlapping parts become disjoint ones that say the same.
-std::vector<Held> disjoint(std::vector<Held> parts, Index choices) {
-  std::map<int, std::vector<Cost>> change;
-  for (const Held& part : parts) {
-    auto& up = change.try_emplace(part.from, choices, 0).first->second;
-    for (Index k = 0; k < choices; ++k) up[k] += part.usage[k];
-    auto& down = change.try_emplace(part.to, choices, 0).first->second;
-    for (Index k = 0; k < choices; ++k) down[k] -= part.usage[k];
-  }
-  std::vector<Held> result;
-  std::vector<Cost> level(choices, 0);
-  for (auto step = change.begin(); step != change.end(); ++step) {
-    for (Index k = 0; k < choices; ++k) level[k] += step->second[k];
-    const auto next = std::next(step);
-    if (next != change.end()) result.push_back({step->first, next->first, level});
-  }
-  return result;
-}
-
 bool nothing(const std::vector<Cost>& usage) {
   return std::all_of(usage.begin(), usage.end(), [](Cost cost) { return cost == 0; });
 }
@@ -46,6 +27,24 @@ void merge(std::vector<Held>& parts) {
 }
 
 }  // namespace
+
+std::vector<Held> disjoint(const std::vector<Held>& parts, Index choices) {
+  std::map<int, std::vector<Cost>> change;
+  for (const Held& part : parts) {
+    auto& up = change.try_emplace(part.from, choices, 0).first->second;
+    for (Index k = 0; k < choices; ++k) up[k] += part.usage[k];
+    auto& down = change.try_emplace(part.to, choices, 0).first->second;
+    for (Index k = 0; k < choices; ++k) down[k] -= part.usage[k];
+  }
+  std::vector<Held> result;
+  std::vector<Cost> level(choices, 0);
+  for (auto step = change.begin(); step != change.end(); ++step) {
+    for (Index k = 0; k < choices; ++k) level[k] += step->second[k];
+    const auto next = std::next(step);
+    if (next != change.end()) result.push_back({step->first, next->first, level});
+  }
+  return result;
+}
 
 Moments::Moments(const Input& input) : spans_(input.nodes, {0, 0}), limit_(input.limit) {
   std::vector<std::pair<std::int64_t, int>> events;  // at one time ends come before starts
@@ -75,11 +74,18 @@ void Moments::take(int from, int to, Cost usage) {
   change_[Index(to)] -= usage;
 }
 
+std::vector<Cost> Moments::room() const {
+  std::vector<Cost> result(change_.size() - 1);
+  Cost taken = 0;
+  for (Index at = 0; at < result.size(); ++at) result[at] = limit_ - (taken += change_[at]);
+  return result;
+}
+
 void Moments::finish(Program& program) {
   const Index count = change_.size() - 1;
   std::vector<Cost> most(count + 1, 0);
   for (Variable& variable : program.variables) {
-    variable.held = disjoint(std::move(variable.held), variable.costs.size());
+    variable.held = disjoint(variable.held, variable.costs.size());
     for (Held& held : variable.held) {
       const Cost least = *std::min_element(held.usage.begin(), held.usage.end());
       take(held.from, held.to, least);
@@ -94,6 +100,7 @@ void Moments::finish(Program& program) {
   for (const Variable& variable : program.variables) {
     for (const Held& held : variable.held) edge[Index(held.from)] = edge[Index(held.to)] = 1;
   }
+  program.moment.assign(count, -1);
   std::vector<int> number(count + 1, 0);  // of the kept moment at or after this one
   Cost taken = 0, peak = 0;
   bool open = false;
@@ -110,6 +117,7 @@ void Moments::finish(Program& program) {
       program.room.push_back(room);
       open = true;
     }
+    program.moment[at] = static_cast<int>(program.room.size()) - 1;
   }
   number[count] = static_cast<int>(program.room.size());
   for (Variable& variable : program.variables) {

@@ -8,6 +8,9 @@
 
 namespace fxpar::search {
 
+// Parts that may overlap, as parts that do not and say the same.
+std::vector<Held> disjoint(const std::vector<Held>& parts, std::size_t choices);
+
 class Moments {
  public:
   // Of all moments between two starts only the last before something ends matters: there the most is held.
@@ -18,6 +21,9 @@ class Moments {
 
   // A usage that no choice changes any more.
   void take(int from, int to, Cost usage);
+
+  // What is left of the limit at each kept moment.
+  std::vector<Cost> room() const;
 
   // Makes the held parts of every variable disjoint and least 0, drops moments that cannot bind, and sets `room`.
   void finish(Program& program);

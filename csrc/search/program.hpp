@@ -55,7 +55,8 @@ struct Edge {
 struct Program {
   std::vector<Variable> variables;
   std::vector<Edge> edges;
-  std::vector<Cost> room;  // what is left of the limit at each moment
+  std::vector<Cost> room;   // what is left of the limit at each moment
+  std::vector<int> moment;  // for each moment of the graph its number here, or -1 where memory cannot bind
   Cost constant = 0;
 
   std::size_t choices(int variable) const { return variables[static_cast<std::size_t>(variable)].costs.size(); }

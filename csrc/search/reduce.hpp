@@ -24,7 +24,7 @@ struct Reduced {
   std::size_t nodes = 0;
   bool feasible = true;  // false: some node has no strategy left
   // Statistics for the log.
-  std::size_t impossible = 0, dominated = 0, equal = 0, eliminated = 0;
+  std::size_t impossible = 0, dominated = 0, oversized = 0, equal = 0, eliminated = 0;
 
   std::vector<int> expand(const std::vector<int>& choice) const;
 };

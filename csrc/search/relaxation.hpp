@@ -4,28 +4,10 @@
 
 #include <vector>
 
-#include "program.hpp"
+#include "elimination.hpp"
+#include "tables.hpp"
 
 namespace fxpar::search {
-
-constexpr double kInfinite = 1e25;
-inline bool infinite(double cost) { return cost > kInfinite / 2; }
-
-// The program in doubles. Tables are there from both sides, so that the inner loops run over neighbouring entries.
-struct Tables {
-  explicit Tables(const Program& program);
-
-  struct Link {
-    int a, b;
-    std::vector<double> forward, backward;  // [a][b] and [b][a]
-  };
-
-  std::vector<std::size_t> first;  // of each variable, in arrays that have an entry per choice
-  std::vector<double> costs;
-  std::vector<Link> links;
-
-  std::size_t choices(int v) const { return first[static_cast<std::size_t>(v) + 1] - first[static_cast<std::size_t>(v)]; }
-};
 
 class Relaxation {
  public:
@@ -39,35 +21,29 @@ class Relaxation {
   // After run(): by how much the bound is known to grow at least if a choice is taken, for every choice.
   std::vector<double> slack();
 
-  std::size_t core() const { return core_.size(); }
+  // The bound is valid whatever the messages are.
+  const std::vector<double>& messages() const { return messages_; }
+  void set_messages(const std::vector<double>& messages) { messages_ = messages; }
+
+  std::size_t core() const { return elimination_.core().size(); }
 
  private:
-  struct Step {
-    int v, p, q;       // p, q: -1 if there are fewer neighbours
-    int vp, vq, pq;    // links
-  };
   struct Adjacent {
     int link;
     int to;
-    bool is_a;      // this variable is the link's a
     std::size_t in, out;  // places of the messages to this variable and to the other
   };
 
-  void plan(std::size_t largest);
-  void decode(std::vector<int>& choice) const;
-  void eliminate();
   double backward();
   void forward(std::vector<int>& choice);
-  void total(int v, std::vector<double>& sum) const;
-  double send(const Adjacent& edge, std::size_t from, std::size_t to, const std::vector<double>& sum, double part);
+  double centre(int v, std::vector<double>& sum) const;
+  double part(int v) const;
+  double send(int v, const Adjacent& edge, const std::vector<double>& sum, double part);
 
   const Tables& tables_;
-  std::vector<Tables::Link> links_;  // with what eliminations add; the first are those of the tables
-  std::vector<int> touched_;         // links that eliminations change
-  std::vector<Step> steps_;
-  std::vector<int> core_;            // variables that remain, in the order of the sweeps
+  Elimination elimination_;
   std::vector<std::vector<Adjacent>> before_, after_;
-  std::vector<double> costs_, messages_;
+  std::vector<double> messages_;
   double constant_ = 0;
 };
 

@@ -25,7 +25,7 @@ State = TypeVar("State", bound=Hashable)
 class Arcs:
     """Single conversions between ``len(start) - 1`` states, by the state that they start from.
 
-    Those out of ``state`` are the entries from ``start[state]`` to ``start[state + 1]`` of ``ends`` (states),
+    Those out of ``state`` are the entries from ``start[state]`` to ``start[state + 1]`` of ``ends`` (states, ascending),
     ``seconds`` (not negative, finite) and ``bytes[rows, arcs]`` (what taking the arc adds to each row of a memory
     limit; ``None`` for nothing).
 
@@ -68,6 +68,13 @@ class Arcs:
     def graph(self) -> tree_kernels.Graph:
         """As :mod:`fxpar.tree_kernels` takes it."""
         return self.start, self.ends, self.seconds
+
+    def numbers(self, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+        """Which arcs lead from state to state; each must be there."""
+        found = [
+            int(self.start[a] + np.searchsorted(self.ends[self.start[a] : self.start[a + 1]], b)) for a, b in pairs
+        ]
+        return np.array(found, dtype=np.int64)
 
     def priced(self, prices: Sequence[float] | np.ndarray) -> Arcs:
         """With the bytes of row ``i`` at ``prices[i]`` seconds each."""

@@ -15,7 +15,7 @@ import pulp
 
 from fxpar.cost.trees import tree_table
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver.problem import CostTable, Factor
+from fxpar.solver.problem import CostTable, Factor, Variable
 
 #: The largest cost in the program as the solver sees it: its tolerances (1e-6) are absolute, seconds are tiny.
 LARGEST = 1e4
@@ -61,14 +61,12 @@ class Model:
 
 def build(problem: CostTable) -> Model:
     """The integer program; it has :meth:`CostTable.size` variables and constraints."""
-    model = Model(pulp.LpProblem("fxpar", pulp.LpMinimize), _scale(problem))
+    model = Model(pulp.LpProblem("fxpar", pulp.LpMinimize), scale_of(problem))
     for variable in problem.variables:
-        one_hot = [model.column(float(cost), integer=True) for cost in variable.costs]
-        model.choices.append(one_hot)
-        model.row([(column, 1.0) for column in one_hot], pulp.LpConstraintEQ, 1)
+        add_variable(model, variable)
     for factor in problem.factors:
         if not factor.is_tree:
-            _table(model, factor)
+            add_table(model, factor)
         elif factor.reads == 1:
             _edge(model, factor)
         else:
@@ -77,7 +75,14 @@ def build(problem: CostTable) -> Model:
     return model
 
 
-def _table(model: Model, factor: Factor) -> None:
+def add_variable(model: Model, variable: Variable) -> None:
+    """A variable per choice, one of which is taken."""
+    one_hot = [model.column(float(cost), integer=True) for cost in variable.costs]
+    model.choices.append(one_hot)
+    model.row([(column, 1.0) for column in one_hot], pulp.LpConstraintEQ, 1)
+
+
+def add_table(model: Model, factor: Factor) -> None:
     """A variable per finite entry; with each choice, the entries that have it sum to that choice."""
     entries = np.argwhere(np.isfinite(factor.values))
     columns = [model.column(float(factor.values[tuple(entry)])) for entry in entries]
@@ -128,7 +133,7 @@ def _choosing(model: Model, factor: Factor, axis: int, use: int, state: int, sig
     return [(column, sign) for column, found in zip(columns, states, strict=True) if found == state]
 
 
-def _scale(problem: CostTable) -> float:
+def scale_of(problem: CostTable) -> float:
     largest = 0.0
     for costs in [variable.costs for variable in problem.variables] + [
         factor.values if factor.arcs is None else factor.weight * factor.conversions.seconds
@@ -160,7 +165,7 @@ def solve_milp(problem: CostTable, time_limit_seconds: float) -> Incumbent | Non
     proven = model.lp.sol_status == pulp.LpSolutionOptimal
     bound = cost if proven else floor(problem)
     if name == "HiGHS" and not proven:
-        bound = max(bound, model.lp.solverModel.getInfo().mip_dual_bound / model.scale)
+        bound = max(bound, bound_of(model, name))
     return Incumbent(choice, min(bound, cost), proven, name)
 
 
@@ -172,11 +177,20 @@ def floor(problem: CostTable) -> float:
     )
 
 
-def _solver(time_limit_seconds: float) -> tuple[str, pulp.LpSolver]:
+def bound_of(model: Model, solver: str) -> float:
+    """What a solved model's optimum is at least, in seconds."""
+    if solver != "HiGHS":
+        optimal = model.lp.sol_status == pulp.LpSolutionOptimal
+        return (model.lp.objective.value() or 0.0) / model.scale if optimal else -math.inf
+    return model.lp.solverModel.getInfo().mip_dual_bound / model.scale
+
+
+def _solver(time_limit_seconds: float, gap: float = 1e-9) -> tuple[str, pulp.LpSolver]:
+    """HiGHS, or CBC where there is no HiGHS, and its name; raises :class:`SolverError` if there is neither."""
     try:
         import highspy
     except ImportError:
-        return "CBC", _cbc(time_limit_seconds)
+        return "CBC", _cbc(time_limit_seconds, gap)
 
     class Silent(highspy.Highs):
         def enableCallbacks(self) -> None:  # noqa: N802  (from the constructor; it would print a banner)
@@ -189,15 +203,15 @@ def _solver(time_limit_seconds: float) -> tuple[str, pulp.LpSolver]:
             for option, value in self.optionsDict.items():
                 lp.solverModel.setOptionValue(option, value)
 
-    tight = dict.fromkeys(("mip_rel_gap", "mip_abs_gap", "mip_feasibility_tolerance"), 1e-9)
+    tight = dict.fromkeys(("mip_abs_gap", "mip_feasibility_tolerance"), 1e-9) | {"mip_rel_gap": gap}
     return "HiGHS", InProcess(threads=1, msg=False, time_limit=float(time_limit_seconds), **tight)
 
 
-def _cbc(time_limit_seconds: float) -> pulp.LpSolver:
+def _cbc(time_limit_seconds: float, gap: float = 1e-9) -> pulp.LpSolver:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the one that PuLP brings along is to go in PuLP 4
         for make in (pulp.COIN_CMD, pulp.PULP_CBC_CMD):
-            cbc = make(msg=False, timeLimit=time_limit_seconds, threads=1, gapRel=1e-9, gapAbs=1e-9)
+            cbc = make(msg=False, timeLimit=time_limit_seconds, threads=1, gapRel=gap, gapAbs=1e-9)
             if cbc.available():
                 return cbc
     raise SolverError("there is no MILP solver: install highspy (pip install highspy)")

@@ -5,7 +5,6 @@ In: a :class:`~fxpar.solver.problem.CostTable`. Out: :class:`Narrowed`: what may
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Sequence
@@ -13,21 +12,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fxpar import kernels, tree_kernels
+from fxpar import kernels
 from fxpar.solver import elimination, reduce
 from fxpar.solver.problem import CostTable
+from fxpar.solver.sweeping import Sweeps
 
 #: A choice is dropped only if every total that has it is above the best known by more than this part of it.
 TOLERANCE = 1e-9
-
-#: A tree with more leaves than this is bounded by its parts, each with a share of its seconds.
-MAX_LEAVES = 5
 
 #: Choices of each variable among which the first upper bounds are looked for.
 FEW = 6
 
 #: Sweeping is slow once a pair of sweeps raises the bound by less than this part of it.
 SLOW = 3e-3
+
+#: Once a total is known: by less than this part of what lies between the two.
+NEAR = 0.1
 
 #: Pairs of sweeps, at most.
 MAX_ROUNDS = 100
@@ -54,43 +54,38 @@ class Narrowed:
 def narrow(problem: CostTable, time_limit_seconds: float = math.inf) -> Narrowed:
     """Sweep until few choices remain, or sweeping no longer helps."""
     start = time.perf_counter()
-    order = program_order(problem)
-    bounds, place = lower_bounds(problem, order), np.argsort(order)
+    sweeps = Sweeps(problem)
     keep = [np.arange(count) for count in problem.counts]
     best: tuple[int, ...] | None = None
-    cost, bound, due, tries = math.inf, -math.inf, 0, 0
+    cost, due = math.inf, 0
     for number in range(MAX_ROUNDS):
-        limit = cost * (1 + TOLERANCE)
-        bounds.sweep(limit, False)
-        higher = bounds.sweep(limit, True)
-        if math.isinf(higher):  # nothing is better than the best
+        gain = sweeps.pair(cost * (1 + TOLERANCE))
+        if sweeps.bound >= cost * (1 - TOLERANCE):  # nothing is better than the best
             return Narrowed([], cost, best, cost, number + 1)
-        gain, bound = higher - bound, max(bound, higher)
-        if bound >= cost * (1 - TOLERANCE):
-            return Narrowed([], bound, best, cost, number + 1)
-        by_place = bounds.excess()
-        excess = [by_place[at] for at in place]
+        excess = sweeps.excess()
         before, keep = sum(map(len, keep)), [np.flatnonzero(np.isfinite(row)) for row in excess]
         if affordable(problem, keep):
             break
-        slow = gain < (SLOW if best is None else 0.1 * (cost - bound) / bound) * bound
+        slow = gain < (SLOW * sweeps.bound if best is None else NEAR * (cost - sweeps.bound))
         if number >= due and slow:
-            known = best or [None] * len(keep)
-            few = [_few(*about) for about in zip(keep, excess, known, strict=True)]
-            found, due, tries = eliminated(problem, few), number + 2, tries + 1
+            found, due = eliminated(problem, promising(excess, best)), number + 2
             if found is not None and found[1] < cost:
                 best, cost = found
-            elif gain < 1e-7 * bound and before == sum(map(len, keep)):
+            elif gain < 1e-7 * sweeps.bound and before == sum(map(len, keep)):
                 break
         if time.perf_counter() - start > time_limit_seconds:
             break
-    return Narrowed(keep, min(bound, cost), best, cost, number + 1)
+    return Narrowed(keep, min(sweeps.bound, cost), best, cost, number + 1)
 
 
-def _few(keep: np.ndarray, excess: np.ndarray, best: int | None) -> np.ndarray:
-    """The most promising choices, and the one that is part of the best total so far."""
-    first = keep[np.argsort(excess[keep], kind="stable")[:FEW]]
-    return np.unique(first if best is None else np.append(first, best))
+def promising(excess: Sequence[np.ndarray], best: Sequence[int] | None) -> list[np.ndarray]:
+    """For each variable, the :data:`FEW` choices of least excess, and that of the best total so far."""
+    few = []
+    for number, row in enumerate(excess):
+        keep = np.flatnonzero(np.isfinite(row))
+        first = keep[np.argsort(row[keep], kind="stable")[:FEW]]
+        few.append(np.unique(first if best is None else np.append(first, best[number])))
+    return few
 
 
 def affordable(problem: CostTable, keep: Sequence[np.ndarray]) -> bool:
@@ -112,66 +107,3 @@ def eliminated(problem: CostTable, keep: Sequence[np.ndarray]) -> tuple[tuple[in
     if math.isinf(total):
         return None
     return tuple(int(row[at]) for row, at in zip(keep, index, strict=False)), total
-
-
-def program_order(problem: CostTable) -> list[int]:
-    """Variables, producers before consumers and otherwise by number; cycles are cut where they close first."""
-    after: list[list[int]] = [[] for _ in problem.variables]
-    read: set[int] = set()
-    for factor in problem.factors:
-        if factor.is_tree:
-            after[factor.variables[0]] += factor.variables[1:]
-            read.update(factor.variables[1:])
-    starts = sorted(range(len(after)), key=lambda variable: (variable in read, variable), reverse=True)
-    finished: dict[int, int] = {}  # by depth first search: an arc to one that is finished later closes a cycle
-    for start in starts:
-        todo = [(start, iter(after[start]))]
-        seen = set() if start in finished else {start}
-        while seen and todo:
-            variable, rest = todo[-1]
-            following = next((other for other in rest if other not in finished and other not in seen), None)
-            if following is None:
-                finished[variable] = len(finished)
-                todo.pop()
-            else:
-                seen.add(following)
-                todo.append((following, iter(after[following])))
-    waiting = [0] * len(after)
-    forward = [[other for other in row if finished[other] < finished[variable]] for variable, row in enumerate(after)]
-    for row in forward:
-        for other in row:
-            waiting[other] += 1
-    ready = [variable for variable, count in enumerate(waiting) if not count]
-    order = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for other in forward[order[-1]]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                heapq.heappush(ready, other)
-    return order
-
-
-def lower_bounds(problem: CostTable, order: Sequence[int], implementation: str | None = None) -> tree_kernels.Bounds:
-    """The bounds of a problem, with its variables in ``order``; a consumer counts as often as it reads a value."""
-    place = {variable: at for at, variable in enumerate(order)}
-    found = tree_kernels.bounds([problem.variables[number].costs for number in order], implementation)
-    graphs: dict[tuple[int, float], int] = {}
-    for factor in problem.factors:
-        if not factor.is_tree:
-            found.add_table([place[number] for number in factor.variables], factor.values)
-            continue
-        leaves = [
-            (number, np.ascontiguousarray(column))
-            for number, states in zip(factor.variables[1:], factor.states[1:], strict=True)
-            for column in states.reshape(len(states), -1).T
-        ]
-        parts = max(1, -(-len(leaves) // MAX_LEAVES))
-        between, weight = factor.conversions, factor.weight / parts
-        key = (id(between), weight)
-        if key not in graphs:
-            graphs[key] = found.add_graph(between.start, between.ends, weight * between.seconds)
-        for part in range(parts):
-            some = [(factor.variables[0], factor.states[0]), *leaves[part::parts]]
-            found.add_tree(graphs[key], [place[number] for number, _ in some], [states for _, states in some])
-    return found

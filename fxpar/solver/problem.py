@@ -29,6 +29,10 @@ class Variable:
     costs: np.ndarray
     bytes: np.ndarray | None = None
 
+    def restrict(self, keep: np.ndarray) -> Variable:
+        """The variable with fewer choices."""
+        return Variable(self.name, self.costs[keep], None if self.bytes is None else self.bytes[:, keep])
+
 
 @dataclass(frozen=True, eq=False)
 class Factor:
@@ -125,6 +129,13 @@ class CostTable:
         return self
 
     @cached_property
+    def rows(self) -> int:
+        """The number of rows of a memory limit that choices or conversions add bytes to."""
+        held = [variable.bytes for variable in self.variables]
+        held += [factor.conversions.bytes for factor in self.factors if factor.is_tree]
+        return max((len(rows) for rows in held if rows is not None), default=0)
+
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """The number of choices of each variable."""
         return tuple(len(variable.costs) for variable in self.variables)
@@ -161,10 +172,12 @@ class CostTable:
 
 @dataclass(frozen=True)
 class Solution:
-    """A choice per variable, its ``cost``, a proven lower ``bound``, and ``gap`` = (cost - bound) / cost.
+    """A choice per variable, its ``cost`` in seconds, a proven lower ``bound``, and ``gap`` = (cost - bound) / cost.
 
-    ``status`` is ``"optimal"`` or ``"time limit"``; ``method`` says what proved it; ``variables`` and ``constraints``
-    are the size of the integer program (:meth:`CostTable.size`), whether or not it had to be built.
+    ``status`` is ``"optimal"``, ``"time limit"``, or under a memory limit ``"within gap"``; ``method`` says what proved
+    it; ``variables`` and ``constraints`` are the size of the integer program (:meth:`CostTable.size`), whether or not
+    it had to be built. Under a memory limit ``bytes`` has what each row comes to, and ``trees`` for each factor the
+    arcs ``(from, to)`` of its tree (parents first; ``None`` for a table), which need not be the cheapest in seconds.
     """
 
     choice: tuple[int, ...]
@@ -177,3 +190,5 @@ class Solution:
     variables: int
     constraints: int
     log: tuple[str, ...] = ()
+    bytes: tuple[float, ...] = ()
+    trees: tuple[tuple[tuple[int, int], ...] | None, ...] = ()

@@ -13,7 +13,7 @@ import numpy as np
 
 from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver.problem import CostTable, Factor, Variable
+from fxpar.solver.problem import CostTable, Factor
 
 #: Tables larger than this are not searched for infinite entries or dominated choices.
 MAX_ENTRIES = 100_000
@@ -71,7 +71,7 @@ def restrict(problem: CostTable, keep: Sequence[np.ndarray]) -> CostTable:
         return problem
     less = [len(choices) < count for choices, count in zip(keep, problem.counts, strict=True)]
     return CostTable(
-        tuple(Variable(item.name, item.costs[index]) for item, index in zip(problem.variables, keep, strict=True)),
+        tuple(item.restrict(index) for item, index in zip(problem.variables, keep, strict=True)),
         tuple(
             factor.restrict([keep[variable] for variable in factor.variables])
             if any(less[variable] for variable in factor.variables)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import product
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver import elimination, narrowing, reduce
+from fxpar.solver import elimination, limited, narrowing, reduce
 from fxpar.solver.problem import CostTable, Solution
 
 #: The most combinations that ``method="exhaustive"`` tries.
@@ -25,25 +25,38 @@ MAX_COMBINATIONS = 1_000_000
 #: A choice, a lower bound, whether it is proven, what proved it, and notes.
 Found = tuple[tuple[int, ...], float, bool, str, list[str]]
 
+Conversions = tuple[tuple[int, int], ...]
 Pins = Mapping[int, set[int]]
 
 
 def solve(
-    problem: CostTable, *, method: str = "auto", time_limit_seconds: float = 60.0, pins: Pins | None = None
+    problem: CostTable,
+    *,
+    method: str = "auto",
+    time_limit_seconds: float = 60.0,
+    pins: Pins | None = None,
+    limits_bytes: Sequence[float] | None = None,
+    gap: float = 1e-3,
 ) -> Solution:
     """The choices of least total cost; ``pins`` restricts variables to some of their choices.
 
     ``method`` is a key of :data:`METHODS`. ``"auto"`` eliminates variables exactly. If there are too many choices for
     that, lower bounds drop those that cannot be part of an optimum first; if tables are still too large, it builds the
     integer program, which may stop at the time limit with the best choice so far. An optimum is proven to a relative
-    1e-9.
-    The same problem always gets the same answer, unless the time limit stops it.
-    Raises :class:`InfeasibleError` naming a variable without a possible choice, and :class:`SolverError`.
+    1e-9. The same problem always gets the same answer, unless the time limit stops it.
+
+    ``limits_bytes`` has the most that each row of bytes may come to (infinite for any number). The search then stops
+    when the best is proven to be within ``gap`` of the optimum, and goes on to the integer program only if it is not.
+    Raises :class:`InfeasibleError` naming a variable without a possible choice, or the fewest bytes that are needed,
+    and :class:`SolverError`.
 
     >>> from fxpar.solver import Factor, Variable
     >>> left, right = Variable("left", np.array([0.0, 1.0])), Variable("right", np.array([0.0, 1.0]))
     >>> solve(CostTable((left, right), (Factor((0, 1), np.array([[9.0, 9.0], [0.0, 9.0]])),))).choice
     (1, 0)
+    >>> small = Variable("small", np.array([0.0, 1.0]), bytes=np.array([[8.0, 2.0]]))
+    >>> solve(CostTable((small,), ()), limits_bytes=[4.0]).choice
+    (1,)
     """
     start = time.perf_counter()
     if method not in METHODS:
@@ -52,29 +65,58 @@ def solve(
     problem.verify()
     keep = reduce.possible_choices(problem, pins)
     smaller = reduce.restrict(problem, keep)
-    index, bound, proven, by, notes = METHODS[method](smaller, time_limit_seconds)
-    choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True))
-    cost = problem.cost(choice)
-    if math.isinf(cost) and not proven:
-        raise SolverError(f"no solution was found in {time_limit_seconds:g} s; allow more time")
-    if math.isinf(cost):
-        raise InfeasibleError(_clash(problem))
-    bound = cost if proven else min(bound, cost)
-    left_out = sum(problem.counts) - sum(smaller.counts)
+    limits = _limits(problem, limits_bytes)
     columns, rows = problem.size()
+    left_out = sum(problem.counts) - sum(smaller.counts)
     size = f"{len(problem.variables)} variables, {sum(problem.counts)} choices, {len(problem.factors)} factors"
+    notes = [size, f"{left_out} choices are impossible or not allowed"]
+    if limits is None:
+        index, bound, proven, by, more = METHODS[method](smaller, time_limit_seconds)
+        choice = tuple(int(choices[at]) for choices, at in zip(keep, index, strict=True))
+        cost = problem.cost(choice)
+        if math.isinf(cost) and not proven:
+            raise SolverError(f"no solution was found in {time_limit_seconds:g} s; allow more time")
+        if math.isinf(cost):
+            raise InfeasibleError(_clash(problem))
+        bound = cost if proven else min(bound, cost)
+        status = "optimal" if proven else "time limit"
+        held: tuple[float, ...] = ()
+        trees: tuple[Conversions | None, ...] = ()
+    else:
+        found = limited.solve_limited(smaller, limits, _least, gap=gap, time_limit_seconds=time_limit_seconds)
+        choice = tuple(int(choices[at]) for choices, at in zip(keep, found.best.choice, strict=True))
+        cost, bound, by, more = found.best.seconds, found.bound, found.by, list(found.notes)
+        status, held, trees = found.status, tuple(found.best.bytes.tolist()), found.best.trees
     return Solution(
         choice=choice,
         cost=cost,
         bound=bound,
         gap=(cost - bound) / cost if cost > 0 else 0.0,
-        status="optimal" if proven else "time limit",
+        status=status,
         method=by,
         seconds=time.perf_counter() - start,
         variables=columns,
         constraints=rows,
-        log=(size, f"{left_out} choices are impossible or not allowed", *notes),
+        log=(*notes, *more),
+        bytes=held,
+        trees=trees,
     )
+
+
+def _limits(problem: CostTable, limits_bytes: Sequence[float] | None) -> np.ndarray | None:
+    """The limits as an array, one per row of the problem; ``None`` if there are none."""
+    if limits_bytes is None or not np.isfinite(limits_bytes).any():
+        return None
+    limits = np.array(limits_bytes, dtype=np.float64)
+    if len(limits) < problem.rows or not (limits >= 0).all():
+        raise SolverError(f"limits of {limits.tolist()} bytes: each must be from 0, for {problem.rows} rows")
+    return limits[: problem.rows]
+
+
+def _least(problem: CostTable) -> tuple[Sequence[int], float]:
+    """A choice of least cost, and a lower bound."""
+    index, bound, proven, _, _ = _auto(problem, 60.0)
+    return index, problem.cost(index) if proven else bound
 
 
 def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.ndarray] | None:

@@ -13,7 +13,7 @@ from fxpar import kernels, tree_kernels
 from fxpar.cost.trees import Arcs
 from fxpar.errors import InfeasibleError, SolverError
 from fxpar.solver import elimination, solve
-from fxpar.solver.narrowing import lower_bounds
+from fxpar.solver.sweeping import Sweeps
 
 native = pytest.mark.skipif(kernels._native is None, reason="the extension is not built")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -45,7 +45,7 @@ def test_bounds_are_equal_and_below_the_optimum(seed, variables, factors):
         best = solve(problem, method="exhaustive").cost
     except InfeasibleError:
         best = np.inf
-    both = [lower_bounds(problem, range(variables), which) for which in ("numpy", "native")]
+    both = [Sweeps(problem, which).bounds for which in ("numpy", "native")]
     for step in range(6):
         limit = np.inf if step < 4 else best * (1 + 1e-9)
         found = [bounds.sweep(limit, step % 2 == 1) for bounds in both]

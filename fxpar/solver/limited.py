@@ -1,0 +1,341 @@
+"""A memory limit: seconds are least among the choices and trees whose bytes fit, row by row.
+
+In: a :class:`~fxpar.solver.problem.CostTable` with bytes, and limits. Out: :class:`Limited`. Bytes get prices (Lagrange
+multipliers), so that the whole is an ordinary problem again, whose lower bound is one of the limited problem; prices
+that raise it most are found by cutting planes (Kelley, 1960). What then lies between is closed by the integer program.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from fxpar.cost.trees import Arcs, cheapest_tree
+from fxpar.errors import InfeasibleError, SolverError
+from fxpar.solver import reduce
+from fxpar.solver.fronts import Fronts, Tree
+from fxpar.solver.narrowing import TOLERANCE, eliminated, promising
+from fxpar.solver.problem import CostTable, Factor
+from fxpar.solver.sweeping import Sweeps
+
+#: Changes of prices, at most.
+MAX_PRICES = 40
+
+#: Pairs of sweeps at one price, at most.
+MAX_PAIRS = 12
+
+#: Prices are searched for up to so many steps' seconds per limit; if nothing fits there, up to this times as many.
+STEPS, MORE = 10.0, 100.0
+
+#: Among equally cheap trees those with few bytes are taken: a limit of them costs at least this part of the bound.
+TINY = 1e-10
+
+#: The seconds of an outcome, and by how much it is above each limit, in parts of it.
+Cut = tuple[float, np.ndarray]
+
+#: Finds a choice of least cost and a lower bound.
+Minimise = Callable[[CostTable], tuple[Sequence[int], float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one choice per variable, and one tree per tree factor, come to; ``trees`` has ``None`` for a table."""
+
+    choice: tuple[int, ...]
+    trees: tuple[tuple[tuple[int, int], ...] | None, ...]
+    seconds: float
+    bytes: np.ndarray
+
+    def fits(self, limits: np.ndarray) -> bool:
+        """Whether no row is above its limit."""
+        return bool((self.bytes <= limits).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Limited:
+    """The best that fits, a lower bound of all that fit, and the ``prices`` of a byte that gave the bound."""
+
+    best: Outcome
+    bound: float
+    prices: np.ndarray
+    status: str
+    by: str
+    notes: tuple[str, ...]
+
+
+def at_prices(problem: CostTable, prices: np.ndarray) -> CostTable:
+    """The problem without bytes in which a byte of each row costs so many seconds."""
+    known: dict[int, Arcs] = {}
+    factors = []
+    for factor in problem.factors:
+        if factor.is_tree and factor.conversions.bytes is not None:
+            arcs = known.setdefault(id(factor.conversions), factor.conversions.priced(prices))
+            factor = Factor(factor.variables, None, arcs, factor.states, factor.weight)
+        factors.append(factor)
+    variables = [
+        item if item.bytes is None else replace(item, costs=item.costs + prices @ item.bytes, bytes=None)
+        for item in problem.variables
+    ]
+    return CostTable(tuple(variables), tuple(factors))
+
+
+def outcome(problem: CostTable, choice: Sequence[int], prices: np.ndarray) -> Outcome:
+    """Of the trees that are cheapest at ``prices``."""
+    known: dict[int, Arcs] = {}
+    trees: list[tuple[tuple[int, int], ...] | None] = []
+    for factor in problem.factors:
+        if not factor.is_tree:
+            trees.append(None)
+            continue
+        arcs = known.setdefault(id(factor.conversions), factor.conversions.priced(prices))
+        root, targets = factor.ends([choice[number] for number in factor.variables])
+        trees.append(cheapest_tree(arcs, root, targets, range(len(arcs))).arcs)
+    return measured(problem, choice, trees)
+
+
+def measured(problem: CostTable, choice: Sequence[int], trees: Sequence[tuple[tuple[int, int], ...] | None]) -> Outcome:
+    """Seconds and bytes of a choice with these trees."""
+    seconds, held = 0.0, np.zeros(problem.rows)
+    for variable, index in zip(problem.variables, choice, strict=True):
+        seconds += float(variable.costs[index])
+        if variable.bytes is not None:
+            held += variable.bytes[:, index]
+    for factor, tree in zip(problem.factors, trees, strict=True):
+        if tree is None:
+            seconds += factor.at([choice[number] for number in factor.variables])
+            continue
+        taken = factor.conversions.numbers(tree)
+        seconds += factor.weight * float(factor.conversions.seconds[taken].sum())
+        if factor.conversions.bytes is not None:
+            held += factor.weight * factor.conversions.bytes[:, taken].sum(axis=1)
+    return Outcome(tuple(int(index) for index in choice), tuple(trees), seconds, held)
+
+
+def solve_limited(
+    problem: CostTable, limits: np.ndarray, minimise: Minimise, *, gap: float, time_limit_seconds: float
+) -> Limited:
+    """The least seconds within ``limits`` (bytes, one per row; infinite ones do not bind).
+
+    Stops when the bound is within ``gap`` of the best, or prices cannot raise it any more.
+    Raises :class:`InfeasibleError` if nothing fits, :class:`SolverError` if nothing that fits was found.
+    """
+    start = time.perf_counter()
+    search = _Search(problem, limits)
+    rounds = 0
+    while rounds < MAX_PRICES:
+        rounds += 1
+        search.look()
+        done = search.best is not None and search.best.seconds - search.bound <= gap * search.best.seconds
+        if done or not search.next_prices() or time.perf_counter() - start > time_limit_seconds:
+            break
+        if search.best is None and search.at_the_edge():
+            search.reach(minimise)
+    if search.best is None:
+        search.reach(minimise)
+    search.mix()
+    if search.best is None:
+        raise SolverError(
+            f"nothing that fits into {_texts(limits)} was found, nor a proof that nothing does; "
+            f"the nearest holds {_texts(search.nearest)}"
+        )
+    by, notes = "prices and bounds", [f"{rounds} prices of a byte"]
+    left = time_limit_seconds - (time.perf_counter() - start)
+    if search.best.seconds - search.bound > gap * search.best.seconds and left > 0:
+        by, more = search.close(gap, left)
+        notes += more
+    best, bound = search.best, min(search.bound, search.best.seconds)
+    proven = best.seconds - bound <= TOLERANCE * best.seconds
+    status = "optimal" if proven else "within gap" if best.seconds - bound <= gap * best.seconds else "time limit"
+    return Limited(best, bound, search.bound_prices / search.scale, status, by, tuple(notes))
+
+
+class _Search:
+    """Prices (per limit, not per byte), the cuts they gave, the best that fits, and the best bound."""
+
+    def __init__(self, problem: CostTable, limits: np.ndarray) -> None:
+        self.problem, self.limits = problem, limits
+        self.active = np.isfinite(limits)
+        self.scale = np.where(self.active & (limits > 0), limits, 1.0)
+        self.sweeps = Sweeps(problem)
+        self.prices = np.zeros(len(limits))
+        self.bound_prices, self.bound = self.prices, -math.inf
+        self.best: Outcome | None = None
+        self.cuts: list[Cut] = []
+        self.nearest = np.full(len(limits), np.inf)
+        self.box = 0.0
+        self.seen: dict[tuple[int, ...], Cut] = {}
+
+    def look(self) -> None:
+        """Bound the problem at the current prices, and find a choice that is good at them."""
+        per_byte = self.prices / self.scale
+        self.sweeps.price(per_byte)
+        problem = at_prices(self.problem, per_byte)
+        allowance = float(per_byte[self.active] @ self.limits[self.active])
+        last = math.inf
+        for pair in range(MAX_PAIRS):
+            gain = self.sweeps.pair()
+            if math.isinf(self.sweeps.bound):
+                raise InfeasibleError("no choices fit together, whatever they hold; loosen what is asked of them")
+            if self.sweeps.bound - allowance > self.bound:
+                self.bound, self.bound_prices = self.sweeps.bound - allowance, self.prices
+            if pair > 0 and gain < 1e-3 * abs(self.sweeps.bound):
+                known = None if self.best is None else self.best.choice
+                found = eliminated(problem, promising(self.sweeps.excess(), known))
+                if found is None:
+                    continue
+                self.seen[found[0]] = self.add(
+                    outcome(self.problem, found[0], per_byte + self.sweeps.bound * TINY / self.scale)
+                )
+                if found[1] - self.sweeps.bound < 1e-5 * abs(found[1]) or found[1] >= last:
+                    break
+                last = found[1]
+
+    def add(self, found: Outcome) -> Cut:
+        """A cut from a choice, which is the best if it fits and none was better."""
+        self.cuts.append((found.seconds, np.where(self.active, (found.bytes - self.limits) / self.scale, 0.0)))
+        if found.fits(self.limits) and (self.best is None or found.seconds < self.best.seconds):
+            self.best = found
+        over = (found.bytes / self.scale)[self.active].max(initial=0.0)
+        if over < (self.nearest / self.scale)[self.active].max(initial=-1.0):
+            self.nearest = found.bytes
+        self.box = self.box or STEPS * abs(found.seconds) or 1.0
+        return self.cuts[-1]
+
+    def next_prices(self) -> bool:
+        """Where the cuts leave most room for a higher bound; false if there is none."""
+        if not self.cuts:
+            return False
+        prices, most = _highest(self.cuts, self.box, self.active)
+        moved = bool((np.abs(prices - self.prices) > 1e-9 * (1e-30 + np.abs(prices))).any())
+        self.prices = prices
+        return moved and most - self.bound > 1e-7 * abs(most)
+
+    def mix(self) -> None:
+        """Mix the choices that were best at the prices of the best bound: what they have in common stays."""
+        if self.best is not None and self.best.seconds - self.bound <= TOLERANCE * self.best.seconds:
+            return
+        value = {choice: seconds + float(self.bound_prices @ over) for choice, (seconds, over) in self.seen.items()}
+        first = sorted(self.seen, key=value.__getitem__)
+        found: tuple[list[np.ndarray], list[tuple[tuple[int, ...], tuple[Tree | None, ...]]]] | None = None
+        for count in range(2, len(first) + 1):
+            keep = [np.unique(column) for column in np.array(first[:count]).T]
+            smaller = reduce.restrict(self.problem, keep)
+            fronts = Fronts(smaller, self.bound_prices / self.scale).run()
+            if fronts is None:
+                break
+            found = keep, fronts
+        if found is None:
+            return
+        for index, trees in found[1]:
+            choice = [int(row[at]) for row, at in zip(found[0], index, strict=True)]
+            self.add(measured(self.problem, choice, trees))
+
+    def close(self, gap: float, time_limit_seconds: float) -> tuple[str, list[str]]:
+        """Drop what cannot be better than the best, and give the rest to the integer program if it is small enough."""
+        assert self.best is not None
+        per_byte = self.bound_prices / self.scale
+        self.sweeps.price(per_byte)
+        allowance = float(per_byte[self.active] @ self.limits[self.active])
+        remain = math.inf
+        for _ in range(MAX_PAIRS):
+            self.sweeps.pair((self.best.seconds + allowance) * (1 + TOLERANCE))
+            keep = [np.flatnonzero(np.isfinite(row)) for row in self.sweeps.excess()]
+            before, remain = remain, sum(map(len, keep))
+            if remain > 0.98 * before:
+                break
+        # PuLP takes longer to import than most programs take to solve.
+        from fxpar.solver.limited_milp import solve_limited_milp
+
+        notes = [f"{remain} choices could be better than the best"]
+        smaller = reduce.restrict(self.problem, keep)
+        found = solve_limited_milp(smaller, self.limits, gap=gap, time_limit_seconds=time_limit_seconds)
+        if found is None:
+            return "prices and bounds", [*notes, "too many for the integer program"]
+        index, trees, bound = found
+        if index is not None:
+            self.add(measured(self.problem, [int(row[at]) for row, at in zip(keep, index, strict=True)], trees))
+        self.bound = max(self.bound, min(bound, self.best.seconds))
+        return "prices, bounds and the integer program", notes
+
+    def at_the_edge(self) -> bool:
+        return bool((self.prices >= self.box).any())
+
+    def reach(self, minimise: Minimise) -> None:
+        """Look for the fewest bytes, weighed by the prices; raises :class:`InfeasibleError` if they are too many."""
+        weights = np.where(self.active, self.prices, 0.0)
+        weights = weights / weights.sum() if weights.sum() > 0 else self.active / self.active.sum()
+        for alone in (*np.eye(len(weights))[self.active], weights):
+            held = replace_costs(self.problem, alone / self.scale)
+            choice, least = minimise(held)
+            allowed = float(alone @ np.where(self.active, self.limits / self.scale, 0.0))
+            if least > allowed * (1 + TOLERANCE):
+                row = int(np.argmax(alone))
+                needed = f"{least * self.scale[row]:,.0f} bytes in row {row}"
+                if alone[row] != 1:
+                    needed = f"{least / allowed:.4g} times as many bytes over all rows"
+                raise InfeasibleError(f"nothing fits into {_texts(self.limits)}: at least {needed} are needed")
+            self.add(outcome(self.problem, choice, 1e6 * self.box * alone / self.scale))
+        self.box *= MORE
+
+
+def replace_costs(problem: CostTable, weights: np.ndarray) -> CostTable:
+    """The problem whose costs are its bytes, each row times its weight; what is impossible stays so."""
+    known: dict[int, Arcs] = {}
+
+    def arcs(old: Arcs) -> Arcs:
+        nothing = np.zeros(len(old.seconds))
+        return Arcs(old.start, old.ends, nothing if old.bytes is None else weights @ old.bytes)
+
+    factors = []
+    for factor in problem.factors:
+        if factor.is_tree:
+            key = id(factor.conversions)
+            if key not in known:
+                known[key] = arcs(factor.conversions)
+            factors.append(Factor(factor.variables, None, known[key], factor.states, factor.weight))
+        else:
+            factors.append(replace(factor, table=np.where(np.isinf(factor.values), np.inf, 0.0)))
+    variables = [
+        replace(
+            item,
+            costs=np.where(np.isinf(item.costs), np.inf, 0.0 if item.bytes is None else weights @ item.bytes),
+            bytes=None,
+        )
+        for item in problem.variables
+    ]
+    return CostTable(tuple(variables), tuple(factors))
+
+
+def _highest(cuts: Sequence[tuple[float, np.ndarray]], box: float, active: np.ndarray) -> tuple[np.ndarray, float]:
+    """Prices in ``[0, box]`` at which the least of ``seconds + prices @ over`` is highest, and how high it is.
+
+    It is a corner of a small polytope: all are tried.
+    """
+    rows = np.flatnonzero(active)
+    seconds = np.array([cut[0] for cut in cuts])
+    over = np.array([cut[1][rows] for cut in cuts])
+    unit = np.eye(len(rows))
+    # height - prices @ over <= seconds;  -prices <= 0;  prices <= box
+    left = np.vstack([np.hstack([np.ones((len(cuts), 1)), -over]), np.pad(-unit, ((0, 0), (1, 0))),
+                      np.pad(unit, ((0, 0), (1, 0)))])  # fmt: skip
+    right = np.concatenate([seconds, np.zeros(len(rows)), np.full(len(rows), box)])
+    corners = np.array(list(combinations(range(len(right)), len(rows) + 1)))
+    corners = corners[(corners[:, 0] < len(cuts))]
+    matrices = left[corners]
+    good = np.abs(np.linalg.det(matrices)) > 1e-14
+    points = np.linalg.solve(matrices[good], right[corners[good]][..., None])[..., 0]
+    points = np.clip(points[:, 1:], 0.0, box)
+    heights = (seconds + points @ over.T).min(axis=1)
+    best = int(heights.argmax())
+    prices = np.zeros(len(active))
+    prices[rows] = points[best]
+    return prices, float(heights[best])
+
+
+def _texts(amounts: np.ndarray) -> str:
+    return ", ".join(f"{amount:,.0f} bytes" if math.isfinite(amount) else "any number of bytes" for amount in amounts)
