@@ -136,7 +136,8 @@ def other_plan(model: nn.Module, x: torch.Tensor, mesh: dict[str, int] | None = 
 def test_what_the_first_rank_finds_wrong_is_raised_everywhere() -> None:
     first, second = run_ranks(2, planner_fails)
     kinds = [PlanError, InfeasibleError, fxpar.errors.LayoutError, CaptureError, *[PlanError] * 4]
-    texts = ["'heads.weight' matches no parameter; nearest: head.weight", "head.weight cannot be S7@tp", "axis 'dp'",
+    texts = ["'heads.weight' matches no parameter and no module; nearest: head.weight",
+             "head.weight of shape [8, 8] cannot be S7", "axis 'dp'",
              "whole='hed' names no module", "the plan is for another program", "the plan is for another program",
              "the plan is for a mesh {'tp': 4}, and this one is {'tp': 2}", "{'other': 2}"]  # fmt: skip
     for (kind, text), (other_kind, other), expected, wanted in zip(first, second, kinds, texts, strict=True):
