@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP  := $(VENV)/.installed
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help install demo test lint format format-check types check bench bench-search bench-step bench-wire bench-contest clean
+.PHONY: help install demo test lint format format-check types check bench bench-search bench-step bench-wire bench-layouts bench-contest clean
 
 help:
 	@echo "make demo          train a small Llama on 1 and on 2 processes and compare (under 3 minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make check         format-check, lint, types and test: what CI runs"
 	@echo "make format        rewrite the sources in the project's format"
 	@echo "make bench         planning time, bytes on the wire and step time, on this machine"
+	@echo "make bench-layouts the optimum against the layouts that people write by hand"
 	@echo "make bench-contest GRAPHS=DIR   the contest's strategy graphs in DIR (half an hour)"
 	@echo "make clean         remove the virtual environment and what was built"
 
@@ -58,6 +59,9 @@ bench-search bench-step bench-wire: $(STAMP)
 BENCH_bench-search := search_time
 BENCH_bench-step   := step_time
 BENCH_bench-wire   := wire_bytes
+
+bench-layouts: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.against_layouts
 
 GRAPHS ?= ../shared/data/iopddl
 bench-contest: $(STAMP)

@@ -186,19 +186,19 @@ FAMILIES: dict[str, Family] = {
 
 
 def megatron_plan(priced: Priced, family: str, *, sequence_parallel: bool) -> Plan:
-    """Megatron-LM's layout of a model of ``family``; raises :class:`PlanError` if the model is of another make.
+    """Megatron-LM's layout of a model of ``family`` on the last axis; raises :class:`PlanError` for another make.
 
-    What the layout leaves open (reshapes, masks, activations) is filled in at least cost.
+    What the layout leaves open (reshapes, masks, activations, other axes) is filled in at least cost.
     """
     solution = solve(priced.problem, pins=megatron_pins(priced.space, family, sequence_parallel=sequence_parallel))
     return assemble(priced, solution.choice)
 
 
-def megatron_pins(space: Space, family: str, *, sequence_parallel: bool) -> Pins:
-    """The choices that Megatron-LM's layout leaves."""
-    recipe = FAMILIES[family]
+def megatron_pins(space: Space, family: str, *, sequence_parallel: bool, axis: str = "") -> Pins:
+    """The choices that Megatron-LM's layout leaves on ``axis`` (the last one if left out); other axes are open."""
+    recipe, axis = FAMILIES[family], axis or space.mesh.names[-1]
     parameters, nodes = dict(recipe.parameters), dict(recipe.nodes)
-    if recipe.vocabulary and _rows_divide(space, recipe.vocabulary):
+    if recipe.vocabulary and _rows_divide(space, recipe.vocabulary, axis):
         parameters |= recipe.vocabulary_parameters
         nodes |= recipe.vocabulary_nodes
     stream = f"S{SEQUENCE_DIM}" if sequence_parallel else "I"
@@ -206,10 +206,19 @@ def megatron_pins(space: Space, family: str, *, sequence_parallel: bool) -> Pins
     held = {glob: states.get(state, state) for glob, state in nodes.items()}
     return pin(
         space,
-        parameters={name: _state_of(name, parameters) for name in space.parameter_slots},
-        leave={f"{block}.0": stream for block in space.program.blocks},
-        nodes={glob: state for glob, state in held.items() if state},
+        parameters={name: f"{_state_of(name, parameters)}@{axis}" for name in space.parameter_slots},
+        leave={f"{block}.0": f"{stream}@{axis}" for block in space.program.blocks},
+        nodes={glob: f"{state}@{axis}" for glob, state in held.items() if state},
     )
+
+
+def family_of(space: Space) -> str | None:
+    """The family whose recipe fits a model: all that it names is there; ``None`` if there is none."""
+    for family, recipe in FAMILIES.items():
+        globs = [*recipe.parameters, *recipe.vocabulary_parameters]
+        if all(any(fnmatchcase(name, glob) for name in space.parameter_slots) for glob in globs):
+            return family
+    return None
 
 
 def _state_of(parameter: str, states: Mapping[str, str]) -> str:
@@ -217,7 +226,7 @@ def _state_of(parameter: str, states: Mapping[str, str]) -> str:
     return next((state for glob, state in states.items() if fnmatchcase(parameter, glob)), "I")
 
 
-def _rows_divide(space: Space, parameter: str) -> bool:
+def _rows_divide(space: Space, parameter: str, axis: str) -> bool:
     slot = space.slots[space.parameter_slots[parameter]]
     graph = space.program.graphs()[slot.graph]
-    return divides(graph.values[graph.inputs[slot.index].value].shape, S(0), space.mesh.degrees[0])
+    return divides(graph.values[graph.inputs[slot.index].value].shape, S(0), dict(space.mesh.axes)[axis])
