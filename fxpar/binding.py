@@ -20,6 +20,7 @@ from fxpar.graph import Graph, Node, Program, Ref
 from fxpar.layout import Mesh
 from fxpar.plans import Plan
 from fxpar.rewrite import Place, calls_blocks, rewrite_program
+from fxpar.runtime.again import mark
 from fxpar.runtime.bodies import Body, CallForm, Variant
 from fxpar.runtime.shards import mesh_device
 from fxpar.runtime.targets import resolve
@@ -78,6 +79,7 @@ def _body(graph: Graph, rewritten: torch.fx.GraphModule) -> Body:
         tensors=tuple(isinstance(out, Ref) for out in graph.outputs),
         updates=tuple(name for name, _ in graph.updates),
         calls_blocks=calls_blocks(graph),
+        again=any(node.target is mark for node in rewritten.graph.nodes),
     )
 
 

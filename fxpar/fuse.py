@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpar.runtime.again import mark
 from fxpar.runtime.class_loss import class_loss, class_terms
 from fxpar.runtime.collectives import convert
 from fxpar.runtime.local_ops import loss_mean_split
@@ -107,6 +108,6 @@ def _whole_terms(sums: list[Any], target: fx.Node, loss: fx.Node) -> Any:
     (source,) = near.all_input_nodes
     if source is not logits and not (source.target is aten.detach.default and source.args[0] is logits):
         return None
-    while seen is not target and seen.target is convert:  # the targets of a piece of the positions, or all of them
+    while seen is not target and seen.target in (convert, mark):  # the targets of some of the positions, or of all
         seen = seen.args[0]
     return terms if seen is target and _same_region(near, loss) else None

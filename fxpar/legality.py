@@ -67,6 +67,17 @@ def check_graph(graph: Graph, plan: GraphPlan, mesh: Mesh) -> None:
             if len(changed) != 1 or changed[0] not in CONVERSIONS:
                 raise PlanError(f"{where} to {_all([dst])} is not one conversion on one axis of {_axes(mesh)}")
             held.add((value, plain(dst, graph, value)))
+    for value, layouts in plan.again.items():
+        if value not in produced:
+            raise PlanError(f"graph {graph.name}: the plan makes %{value} again, which nothing produces")
+        for layout in layouts:
+            at = plain(layout, graph, value)
+            if (value, at) not in held or at == produced[value]:
+                is_what = "the one it is produced in" if at == produced[value] else "none that its conversions reach"
+                raise PlanError(
+                    f"graph {graph.name}: {_named(graph, value)} is to be made again in backward as {_all([layout])} "
+                    f"on {_axes(mesh)}, but that layout is {is_what}; leave it out of GraphPlan.again"
+                )
     for value, layout, where in _read(graph, plan):
         if (value, plain(layout, graph, value)) not in held:
             have = sorted(_all([at]) for number, at in held if number == value)

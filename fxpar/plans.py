@@ -51,7 +51,9 @@ class GraphPlan:
 
     ``digest`` is that of the graph it is for. ``inputs`` has a layout per ``Graph.inputs``, ``outputs`` one per flat
     output (``None`` for a constant), ``updates`` one per updated buffer. ``trees`` maps a value to its conversions,
-    parents first: an operand is read in the state its value is produced in, or in one that its tree reaches.
+    parents first: an operand is read in the state its value is produced in, or in one that its tree reaches. ``again``
+    maps a value to the layouts, of those that its tree reaches, that are not kept for backward: they are made again
+    from the layout it is produced in, along the tree, when backward first needs them.
     """
 
     digest: str
@@ -60,6 +62,7 @@ class GraphPlan:
     outputs: tuple[Layout | None, ...]
     updates: tuple[Layout, ...] = ()
     trees: dict[int, tuple[Arc, ...]] = field(default_factory=dict)
+    again: dict[int, tuple[Layout, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,12 +102,23 @@ class Unsplit:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What is done to ``place`` (a module, or ``count`` of them by glob) on an axis: names of :mod:`fxpar.parts`."""
+
+    place: str
+    count: int
+    axis: str
+    styles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes on each device in one training step (:func:`fxpar.cost.memory.memory`).
 
     ``buffer_bytes`` are buffers, constants and the inputs of the call; ``activation_bytes`` are kept from forward to
     backward; ``transient_bytes`` is the most that is in use beyond what stands or is kept: results, gradients on their
-    way, gathered copies. ``peak_bytes`` is the most at any one time, in ``peak_phase``. ``largest`` are the places of
+    way, gathered copies. ``peak_bytes`` is the most at any one time, in ``peak_phase``; ``phases`` has the most in each
+    of ``"forward"``, ``"backward"`` and ``"optimizer"``. ``largest`` are the places of
     the model that keep most: parameters with gradients and optimizer states, and activations.
     """
 
@@ -118,6 +132,7 @@ class Memory:
     peak_bytes: int
     peak_phase: str
     largest: tuple[tuple[str, int], ...] = ()
+    phases: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +143,7 @@ class Plan:
     nobody searched. ``whole_seconds`` is the step without any split; ``split_seconds`` is the best step in which
     some parameter is split (``None`` if none can be). ``boundary`` says in which layouts inputs arrive and outputs
     leave, also of calls that are planned later. ``memory`` is what a step takes on each device, if it is known.
+    ``parts`` says in words what is done where.
     """
 
     mesh: Mesh
@@ -152,6 +168,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     boundary: BoundaryRule = field(default_factory=BoundaryRule)
     memory: Memory | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -212,6 +229,7 @@ class Plan:
                 "notes": self.notes,
                 "boundary": _rule_out(self.boundary),
                 "memory": self.memory and {name: getattr(self.memory, name) for name in Memory.__slots__},
+                "parts": [[part.place, part.count, part.axis, part.styles] for part in self.parts],
             },
             indent=indent,
         )
@@ -251,6 +269,9 @@ def _plan_in(data: dict[str, Any]) -> Plan:
         notes=tuple(data["notes"]),
         boundary=_rule_in(data.get("boundary", {})),
         memory=_memory_in(data.get("memory")),
+        parts=tuple(
+            Part(place, count, axis, tuple(styles)) for place, count, axis, styles in data.get("parts", [])
+        ),
         **{name: data[name] for name in plain},
     )
 
@@ -313,9 +334,14 @@ def _graphs_out(graphs: dict[str, GraphPlan]) -> dict[str, Any]:
                 [value, [[_layout_out(src), _layout_out(dst)] for src, dst in arcs]]
                 for value, arcs in sorted(graph.trees.items())
             ],
+            **({"again": _again_out(graph.again)} if graph.again else {}),
         }
         for name, graph in graphs.items()
     }
+
+
+def _again_out(again: Mapping[int, tuple[Layout, ...]]) -> list[list[Any]]:
+    return [[value, [_layout_out(layout) for layout in layouts]] for value, layouts in sorted(again.items())]
 
 
 def _graph_in(data: dict[str, Any]) -> GraphPlan:
@@ -329,4 +355,5 @@ def _graph_in(data: dict[str, Any]) -> GraphPlan:
         outputs=tuple(None if layout is None else _layout_in(layout) for layout in data["outputs"]),
         updates=tuple(_layout_in(layout) for layout in data["updates"]),
         trees={value: tuple((_layout_in(src), _layout_in(dst)) for src, dst in arcs) for value, arcs in data["trees"]},
+        again={value: tuple(map(_layout_in, layouts)) for value, layouts in data.get("again", [])},
     )

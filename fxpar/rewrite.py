@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import getitem
 from typing import Any
 
@@ -24,8 +25,10 @@ from fxpar.graph import Graph, Node, Program, Ref, map_refs
 from fxpar.layout import Layout, Mesh, local_layout
 from fxpar.legality import check_graph, check_program, plain, where_is
 from fxpar.plans import GraphPlan, NodePlan, Plan
+from fxpar.remade import Path, remade
 from fxpar.rules.localise import localise
 from fxpar.runtime import modes
+from fxpar.runtime.again import Step, mark
 from fxpar.runtime.blocks import call_block
 from fxpar.runtime.collectives import convert
 from fxpar.runtime.targets import resolve, to_torch
@@ -97,6 +100,7 @@ class _Writer:
             for value, arcs in plan.trees.items()
             for src, dst in arcs
         }
+        self.remade = remade(graph, plan, place.mesh.degrees)
         self.differentiated = any(value.grad for value in graph.values)
         self.regions: list[tuple[Region, fx.Node]] = []
         self.opaque: dict[str, nn.Module] = {}
@@ -191,17 +195,35 @@ class _Writer:
         meta = self.graph.values[value]
         if meta.grad:  # its gradient must flow even if this reader is under no_grad: others may read it too
             self._enter(tuple(region for region, _ in self.regions if region[0] != "no_grad"))
-        # What a conversion moves is a rank's piece: states as they are there.
-        here, there = (local_layout(item, self.place.mesh.degrees) for item in (src, layout))
-        places = zip(self.place.mesh.axes, self.place.coordinates, self.place.groups, here, there, strict=True)
-        for ((axis, degree), rank, group, a, b), changed in zip(places, _changed(src, layout), strict=True):
-            if changed:
-                arguments = (node, str(a), str(b), meta.grad, axis, degree, rank, group)
-                node = self.out.create_node("call_function", convert, arguments, name=f"{node.name}_{_name(str(b))}")
-                if reader is not None:
-                    node.meta["stack_trace"] = _stack_trace(reader)
+        for step in self._steps(src, layout):
+            before, b = node, step[1]
+            arguments = (before, *step[:2], meta.grad, *step[2:])
+            node = self.out.create_node("call_function", convert, arguments, name=f"{node.name}_{_name(b)}")
+            if reader is not None:
+                node.meta["stack_trace"] = _stack_trace(reader)
+        path = self.remade.get((value, layout), ())
+        if path[-1:] == (layout,):
+            node = self._marked(value, path, before, node)
         self._hold(value, layout, node)
         return node
+
+    def _steps(self, src: Layout, dst: Layout) -> list[Step]:
+        """Conversions between two layouts. What each moves is a rank's piece: states as they are there."""
+        here, there = (local_layout(item, self.place.mesh.degrees) for item in (src, dst))
+        places = zip(self.place.mesh.axes, self.place.coordinates, self.place.groups, here, there, strict=True)
+        return [
+            (str(a), str(b), axis, degree, rank, group)
+            for ((axis, degree), rank, group, a, b), changed in zip(places, _changed(src, dst), strict=True)
+            if changed
+        ]
+
+    def _marked(self, value: int, path: Path, before: fx.Node, node: fx.Node) -> fx.Node:
+        """``node``, the end of ``path``, marked: backward makes it again."""
+        steps = tuple(step for src, dst in pairwise(path) for step in self._steps(src, dst) if step[3] > 1)
+        names = [f"{item.kind} {item.name!r}" for item in self.graph.inputs if item.value == value]
+        names += [f"the result of {where_is(made)}" for made in self.graph.nodes if value in made.outputs]
+        arguments: tuple[Any, ...] = (node, before, self.held[value, path[0]], steps, names[0])
+        return self.out.create_node("call_function", mark, arguments, name=f"{node.name}_again")
 
     def _enter(self, wanted: tuple[Region, ...]) -> None:
         """Leave regions that are not wanted and enter those that are."""

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from fxpar.cost.comm import wire_bytes
+from fxpar.cost.lifetimes import needed_again
+from fxpar.cost.tapes import Tapes
+from fxpar.errors import PlanError
 from fxpar.graph import Graph, Node, Program, Ref
 from fxpar.layout import COLLECTIVES, Layout, Mesh, conversion, local_share
 from fxpar.plans import Arc, Collective, GraphPlan
@@ -19,14 +23,36 @@ Live = frozenset[int]
 
 
 def collectives(program: Program, mesh: Mesh, plans: Mapping[str, GraphPlan]) -> tuple[Collective, ...]:
-    """Every collective of one step, in order of module."""
+    """Every collective of one step, in order of module.
+
+    Raises :class:`PlanError` if something is made again in a program that does not say what autograd keeps.
+    """
     found: Counter[tuple[str, str, str, str, int]] = Counter()
-    flows = _Gradients(program)
+    flows, tapes = _Gradients(program), Tapes(program, mesh, plans)
     for name, needed, modules in flows.passages():
-        for phase, kind, axis, size in _steps(flows, mesh, program.graphs()[name], plans[name], needed):
+        graph = program.graphs()[name]
+        for phase, kind, axis, size in _steps(flows, mesh, graph, plans[name], needed):
             for module, count in modules.items():
                 found[module, phase, kind, axis, size] += count
+        keeping = {module: count for module, count in modules.items() if module not in program.recompute}
+        if plans[name].again and keeping:
+            for kind, axis, size in _made_again(tapes, mesh, graph, name, needed):
+                for module, count in keeping.items():
+                    found[module, "backward", kind, axis, size] += count
     return tuple(Collective(*item, count) for item, count in sorted(found.items()))
+
+
+def _made_again(tapes: Tapes, mesh: Mesh, graph: Graph, name: str, needed: Live) -> Iterator[tuple[str, str, int]]:
+    """Kind, axis and wire bytes of each collective that backward runs to make again what was not kept."""
+    if not tapes.program.footprints:
+        raise PlanError("the plan makes tensors again in backward: its program must be captured, not written by hand")
+    tape = tapes.tape(name, needed)
+    for tensor in sorted(needed_again(tape)):
+        value, path = tape.again[tensor].of
+        for src, dst in pairwise(path):
+            for at, (a, b) in enumerate(zip(src, dst, strict=True)):
+                if a != b and mesh.degrees[at] > 1 and (kind := conversion(a, b).forward) in COLLECTIVES:
+                    yield kind, mesh.axes[at][0], _wire_bytes(mesh, graph, value, src, at, kind)
 
 
 def _steps(
@@ -44,12 +70,17 @@ def _steps(
             if degree == 1:
                 continue
             step = conversion(src[at], dst[at])
-            others = local_share(src[:at], mesh.degrees[:at]) * local_share(src[at + 1 :], mesh.degrees[at + 1 :])
-            here = graph.values[value].bytes / others  # what the ranks of this axis have together
             if step.forward in COLLECTIVES:
-                yield "forward", step.forward, axis, round(wire_bytes(step.forward, here, degree))
+                yield "forward", step.forward, axis, _wire_bytes(mesh, graph, value, src, at, step.forward)
             if step.backward in COLLECTIVES and _leads_to(dst, arcs, returning.get(value, set())):
-                yield "backward", step.backward, axis, round(wire_bytes(step.backward, here, degree))
+                yield "backward", step.backward, axis, _wire_bytes(mesh, graph, value, src, at, step.backward)
+
+
+def _wire_bytes(mesh: Mesh, graph: Graph, value: int, layout: Layout, at: int, kind: str) -> int:
+    """What each rank sends when ``value`` is converted from or to ``layout`` on axis number ``at``."""
+    others = local_share(layout[:at], mesh.degrees[:at]) * local_share(layout[at + 1 :], mesh.degrees[at + 1 :])
+    here = graph.values[value].bytes / others  # what the ranks of this axis have together
+    return round(wire_bytes(kind, here, mesh.degrees[at]))
 
 
 def _read_with_gradient(flows: _Gradients, graph: Graph, plan: GraphPlan, needed: Live) -> dict[int, set[Layout]]:

@@ -9,8 +9,9 @@ of a plan are is :mod:`fxpar.cost.memory`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 #: How a step makes the gradient of what it reads, if not from the memory of a gradient that it gets.
 NEW = -1
@@ -61,11 +62,24 @@ class Walk:
     kept: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True, slots=True)
+class Remaking:
+    """A tensor that is not kept but made again of ``source``; ``of`` is a note of the writer.
+
+    Meanwhile ``scratch_bytes`` are in use beside both.
+    """
+
+    source: int
+    scratch_bytes: int
+    of: Any = None
+
+
 @dataclass(frozen=True)
 class Tape:
     """Steps in order, the bytes of their tensors, what is given and what results.
 
-    ``parameters`` are given tensors whose gradients stay; ``differentiated`` are results that get a gradient.
+    ``parameters`` are given tensors whose gradients stay; ``differentiated`` are results that get a gradient. What is
+    in the memory of a tensor of ``again`` is made again when backward first needs it, for all that do.
     """
 
     steps: tuple[Step, ...]
@@ -74,6 +88,7 @@ class Tape:
     outputs: tuple[int, ...]
     parameters: frozenset[int] = frozenset()
     differentiated: frozenset[int] = frozenset()
+    again: Mapping[int, Remaking] = field(default_factory=dict)
 
     def bases(self) -> dict[int, int]:
         """For each tensor the one whose memory it is in."""
@@ -119,8 +134,35 @@ def _keepers(tape: Tape, base: dict[int, int]) -> dict[int, int]:
     keeper: dict[int, int] = {}
     for number, step in enumerate(tape.steps):
         for tensor in _kept(step):
-            keeper.setdefault(base[tensor], number)
+            root = base[tensor]
+            while root in tape.again:
+                root = base[tape.again[root].source]
+            keeper.setdefault(root, number)
     return keeper
+
+
+def needed_again(tape: Tape) -> frozenset[int]:
+    """The tensors of ``tape.again`` that backward makes: what some step that gets a gradient has kept.
+
+    >>> from dataclasses import replace
+    >>> gather = Step("gather", (0,), (1,), (None,), (NEW,))
+    >>> product = Step("product", (1, 2), (3,), (None,), (NEW, None), kept_reads=(0, 1))
+    >>> tape = Tape((gather, product), [10, 40, 8, 8], (0, 2), (3,), again={1: Remaking(0, 0)})
+    >>> needed_again(tape), needed_again(replace(tape, differentiated=frozenset({3})))
+    (frozenset(), frozenset({1}))
+    """
+    base, live = tape.bases(), set(tape.differentiated)
+    found: set[int] = set()
+    for step in reversed(tape.steps):
+        if not live.intersection(step.writes):
+            continue
+        live.update(tensor for tensor, how in zip(step.reads, step.gradients, strict=True) if how is not None)
+        for tensor in _kept(step):
+            root = base[tensor]
+            while root in tape.again:
+                found.add(root)
+                root = base[tape.again[root].source]
+    return frozenset(found)
 
 
 def _kept(step: Step) -> Iterator[int]:
@@ -168,11 +210,30 @@ class _Backward:
         self.sizes: list[int] = []
         self.shares: list[int] = []
         self.gradient: dict[int, int] = {}
+        self.base = tape.bases()
+        #: What is made again: the first step that keeps it, after which it is freed; and what is there now.
+        self.last: dict[int, int] = {}
+        for number, step in enumerate(tape.steps):
+            for root in (self.base[tensor] for tensor in _kept(step)):
+                self._used(root, number)
+        self.there: set[int] = set()
         self.flying = results
         for tensor in tape.differentiated:
             self.gradient[tensor] = self._memory(tape.sizes[tensor])
             self.flying += tape.sizes[tensor]
         self.transient = self.flying
+
+    def _used(self, root: int, number: int) -> None:
+        if root in self.tape.again:
+            self.last.setdefault(root, number)
+            self._used(self.base[self.tape.again[root].source], number)
+
+    def _make_again(self, root: int) -> None:
+        if root in self.tape.again and root not in self.there:
+            made = self.tape.again[root]
+            self._make_again(self.base[made.source])
+            self.there.add(root)
+            self._change(self.tape.sizes[root], made.scratch_bytes)
 
     def _memory(self, size: int) -> int:
         self.sizes.append(size)
@@ -196,7 +257,12 @@ class _Backward:
             arrived = {place: self.gradient.pop(tensor) for place, tensor in enumerate(step.writes)
                        if tensor in self.gradient}  # fmt: skip
             if arrived:
+                for tensor in _kept(step):
+                    self._make_again(self.base[tensor])
                 self._step(step, arrived)
+            for root in [root for root in self.there if self.last[root] == number]:
+                self.there.remove(root)
+                self._change(-self.tape.sizes[root])
             self.now -= self.frees.get(number, 0) + step.kept_bytes
 
     def _step(self, step: Step, arrived: dict[int, int]) -> None:

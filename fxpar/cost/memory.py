@@ -55,7 +55,7 @@ def memory(program: Program, plan: Plan, optimizer: str | None = "adamw") -> Mem
         raise PlanError("the program says nothing about memory: it was written by hand; capture a model")
     kind = OPTIMIZERS[optimizer]
     held = _Held.of(program, plan)
-    tapes = Tapes(program, plan)
+    tapes = Tapes(program, plan.mesh, plan.graphs)
     tape = tapes.tape("top", _trained_on(program.top))
     walked, base = walk(tape), tape.bases()
     results = sum(tape.sizes[root] for root in {base[out] for out in tape.outputs} - {base[out] for out in tape.inputs})
@@ -83,6 +83,7 @@ def memory(program: Program, plan: Plan, optimizer: str | None = "adamw") -> Mem
         peak_bytes=phases[phase],
         peak_phase=phase,
         largest=tuple(largest.most_common(_MOST_SHOWN)),
+        phases=phases,
     )
 
 

@@ -7,16 +7,21 @@ In: a captured program with footprints, a plan. Out: :class:`~fxpar.cost.lifetim
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from fxpar.cost.footprint import local_footprint, moved, whole_loss
-from fxpar.cost.lifetimes import NEW, Step, Tape, Walk, walk
+from fxpar.cost.lifetimes import NEW, Remaking, Step, Tape, Walk, walk
 from fxpar.graph import Footprint, Graph, Node, Program, Ref
-from fxpar.layout import Layout, conversion, local_share, without_gradient
-from fxpar.plans import GraphPlan, NodePlan, Plan
+from fxpar.layout import Layout, Mesh, conversion, local_share, without_gradient
+from fxpar.plans import GraphPlan, NodePlan
+from fxpar.remade import Path, remade
 
 #: Operations that hand a gradient on as it is, to operands of the result's shape and dtype.
 _HANDS_ON = ("aten.add.Tensor", "aten.sub.Tensor")
+_PRODUCTS = ("aten.linear.default", "aten.mm.default")
+_DETACH = "aten.detach.default"
 
 
 def place(program: Program, graph: Graph, module: str) -> str:
@@ -38,23 +43,25 @@ class _Block:
 class Tapes:
     """Writes the tapes of a program's graphs. A block is walked once for each way in which gradients reach it."""
 
-    def __init__(self, program: Program, plan: Plan) -> None:
-        self.program, self.plan = program, plan
+    def __init__(self, program: Program, mesh: Mesh, plans: Mapping[str, GraphPlan]) -> None:
+        self.program, self.degrees, self.plans = program, mesh.degrees, plans
         self.blocks: dict[tuple[str, frozenset[int], bool], _Block] = {}
         #: What the blocks' own parts keep over all calls, and what the calls keep in all, both by place.
         self.kept: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
 
-    def tape(self, name: str, needed: frozenset[int]) -> Tape:
-        """Graph ``name`` when its outputs number ``needed`` get a gradient."""
-        graph = self.program.graphs()[name]
-        return _Writer(self, graph, self.plan.graphs[name], self.program.footprints[name]).write(needed)
+    def tape(self, name: str, needed: frozenset[int], again: bool = False) -> Tape:
+        """Graph ``name`` when its outputs number ``needed`` get a gradient; ``again``: it is run again in backward,
+        and then nothing of it is made again on top of that."""
+        graph, plan = self.program.graphs()[name], self.plans[name]
+        plan = replace(plan, again={}) if again else plan
+        return _Writer(self, graph, plan, self.program.footprints[name]).write(needed)
 
     def block(self, name: str, needed: frozenset[int], again: bool) -> _Block:
         """Block ``name``; ``again``: it is run again in backward, and its forward keeps only what it is given."""
         key = (name, needed, again)
         if key not in self.blocks:
-            graph, tape = self.program.blocks[name], self.tape(name, needed)
+            graph, tape = self.program.blocks[name], self.tape(name, needed, again)
             entries = [index for index, item in enumerate(graph.inputs) if item.kind == "input"]
             grads = tuple(NEW if graph.values[graph.inputs[index].value].grad else None for index in entries)
             found = walk(tape)
@@ -77,7 +84,7 @@ class _Writer:
 
     def __init__(self, tapes: Tapes, graph: Graph, plan: GraphPlan, footprints: tuple[Footprint, ...]) -> None:
         self.tapes, self.graph, self.plan, self.footprints = tapes, graph, plan, footprints
-        self.degrees = tapes.plan.mesh.degrees
+        self.degrees = tapes.degrees
         self.steps: list[Step] = []
         self.sizes: list[int] = []
         self.held: dict[tuple[int, Layout], int] = {}
@@ -87,7 +94,10 @@ class _Writer:
         self.readers = Counter(value for node in graph.nodes for value in node.operands)
         self.readers.update(out.value for out in graph.outputs if isinstance(out, Ref))
         self.readers.update(value for _, value in graph.updates)
-        self.products: set[int] = set()
+        self.remade = remade(graph, plan, self.degrees)
+        self.again: dict[int, Remaking] = {}
+        #: By the tensor that an operation makes: the operation, and the tensors that it reads.
+        self.made: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.called: set[str] = set()
 
     def write(self, needed: frozenset[int]) -> Tape:
@@ -111,6 +121,7 @@ class _Writer:
             (*results.values(), *updates),
             frozenset(parameters),
             frozenset(tensor for index, tensor in results.items() if index in needed),
+            self.again,
         )
 
     def _plain(self, value: int, layout: Layout) -> Layout:
@@ -135,7 +146,22 @@ class _Writer:
                 tensor = self._convert(value, tensor, src, dst, axis, name)
                 src = dst
             self.held[value, layout] = tensor
+            path = self.remade.get((value, layout), ())
+            if path[-1:] == (layout,):
+                self.steps[-1] = replace(self.steps[-1], views=(None,))  # a view would be copied
+                self.again[tensor] = self._remaking(value, path)
         return self.held[value, layout]
+
+    def _remaking(self, value: int, path: Path) -> Remaking:
+        meta, before, most = self.graph.values[value], 0, 0
+        for src, dst in pairwise(path):
+            for axis in [axis for axis, (a, b) in enumerate(zip(src, dst, strict=True)) if a != b]:
+                kind = conversion(src[axis], dst[axis]).forward
+                step = (*src[:axis], dst[axis], *src[axis + 1 :])
+                shared, scratch, size = moved(kind, meta, src, step, axis, self.degrees)
+                most = max(most, before + scratch + (0 if shared else size))
+                before, src = (before if shared else size), step
+        return Remaking(self.held[value, path[0]], max(0, most - self.sizes[self.held[value, path[-1]]]), (value, path))
 
     def _convert(self, value: int, tensor: int, src: Layout, dst: Layout, axis: int, name: str) -> int:
         meta, made = self.graph.values[value], self._new(value, dst)
@@ -171,9 +197,10 @@ class _Writer:
             self.steps.append(self._call(node, reads, writes))
             return
         print_ = local_footprint(self.graph, node, self.footprints[number], chosen.strategies, self.degrees)
-        if node.op == "local.class_terms" and self._is_whole_loss(node, chosen):
+        if node.op == "local.class_terms" and self._is_whole_loss(node, chosen, reads):
             print_ = whole_loss(print_, self.sizes[reads[0]])
-        fused = self._fused(node, outs)
+        self.made.update(dict.fromkeys(writes, (node.op, reads)))
+        fused = self._fused(node, reads)
         self.steps.append(
             Step(
                 where,
@@ -193,7 +220,7 @@ class _Writer:
         """How the gradient of an operand comes about."""
         meta = self.graph.values[node.operands[position]]
         outs = [self.graph.values[out] for out in node.outputs if out is not None]
-        if not meta.grad or not any(out.grad for out in outs) or node.op == "aten.detach.default":
+        if not meta.grad or not any(out.grad for out in outs) or node.op == _DETACH:
             return None
         for number, out in enumerate(outs):
             alike = (out.shape, out.dtype) == (meta.shape, meta.dtype)
@@ -202,32 +229,35 @@ class _Writer:
                 return number
         return NEW
 
-    def _fused(self, node: Node, outs: list[int]) -> int | None:
+    def _fused(self, node: Node, reads: tuple[int, ...]) -> int | None:
         """The operand whose memory a sum with a bias is in, because both are one call (:mod:`fxpar.fuse`)."""
-        if node.op in ("aten.linear.default", "aten.mm.default") and len(node.operands) == 2:
-            self.products.add(outs[0])
-        if node.op != "aten.add.Tensor" or len(node.operands) != 2 or node.kwargs:
+        if node.op != "aten.add.Tensor" or len(reads) != 2 or node.kwargs:
             return None
-        total = self.graph.values[outs[0]]
-        for position, product in enumerate(node.operands):
-            bias = self.graph.values[node.operands[1 - position]]
-            if product in self.products and self.readers[product] == 1 and bias.shape == total.shape[-1:]:
-                return position if bias.dtype == total.dtype == self.graph.values[product].dtype else None
+        total = self.graph.values[next(out for out in node.outputs if out is not None)]
+        metas = [self.graph.values[value] for value in node.operands]
+        for position, (product, bias) in enumerate((metas, metas[::-1])):
+            op, factors = self.made.get(reads[position], ("", ()))
+            alike = bias.shape == total.shape[-1:] and product.shape == total.shape
+            if alike and bias.dtype == total.dtype == product.dtype and op in _PRODUCTS and len(factors) == 2:
+                return position if self.readers[node.operands[position]] == 1 else None
         return None
 
-    def _is_whole_loss(self, terms: Node, chosen: NodePlan) -> bool:
-        """Whether :mod:`fxpar.fuse` will put a cross-entropy together again: no class is cut, and one target serves."""
+    def _is_whole_loss(self, terms: Node, chosen: NodePlan, reads: tuple[int, ...]) -> bool:
+        """Whether :mod:`fxpar.fuse` will put a cross-entropy together again: no class is cut, nothing is converted."""
         if any(state.kind == "P" for state in chosen.outputs[0]):
             return False
-        readers = [(node, plan) for node, plan in zip(self.graph.nodes, self.plan.nodes, strict=True)
-                   if set(terms.outputs) & set(node.operands)]  # fmt: skip
-        if len(readers) != 1 or readers[0][0].op != "local.class_loss":
+        op, (source, *_) = self.made.get(reads[1], ("", (-1,)))
+        if op != "aten.amax.default" or (source != reads[0] and self.made.get(source) != (_DETACH, reads[:1])):
             return False
-        (loss, plan), target = readers[0], terms.operands[2]
-        place = len([arg for arg in loss.args[:3] if isinstance(arg, Ref)])
-        if loss.operands[place] != target:
+        found = [(node, plan) for node, plan in zip(self.graph.nodes, self.plan.nodes, strict=True)
+                 if set(terms.outputs) & set(node.operands)]  # fmt: skip
+        if len(found) != 1 or found[0][0].op != "local.class_loss":
             return False
-        wanted, layout = (self._plain(target, at) for at in (plan.inputs[place], chosen.inputs[2]))
+        (loss, plan), target = found[0], terms.operands[2]
+        sums = len(chosen.outputs)
+        if plan.inputs[:sums] != chosen.outputs or loss.operands[sums] != target:
+            return False
+        wanted, layout = (self._plain(target, at) for at in (plan.inputs[sums], chosen.inputs[2]))
         while layout != wanted and (target, layout) in self.sources:
             layout = self._plain(target, self.sources[target, layout])
         return layout == wanted

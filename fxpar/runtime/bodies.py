@@ -20,7 +20,8 @@ class Body:
 
     ``reads`` lists its flat inputs as ``(kind, name)``: names are relative to the module that runs it, and those of
     kind ``"input"`` are the tensors of the call, in order. ``tensors`` says which flat outputs are tensors; ``updates``
-    are the buffers whose new values follow the outputs.
+    are the buffers whose new values follow the outputs. ``again`` says whether the graph marks tensors that backward
+    is to make again (:mod:`fxpar.runtime.again`).
     """
 
     graph: fx.GraphModule
@@ -28,6 +29,7 @@ class Body:
     tensors: tuple[bool, ...]
     updates: tuple[str, ...]
     calls_blocks: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, eq=False)

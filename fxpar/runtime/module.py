@@ -26,6 +26,7 @@ from fxpar.errors import CallError
 from fxpar.layout import Layout
 from fxpar.plans import Plan
 from fxpar.runtime import checkpoints, records
+from fxpar.runtime.again import made_again
 from fxpar.runtime.averaging import averaged
 from fxpar.runtime.bodies import Body, Variant, flat_result
 from fxpar.runtime.guards import allow_use, refuse_use
@@ -63,11 +64,14 @@ class _Part:
     def update(self, name: str, value: Tensor) -> None:
         self.tensor(name).copy_(value)
 
-    def run(self, body: Body, variant: Variant, tensors: list[Tensor], *before: Any) -> list[Any]:
-        """The flat outputs of ``body``; buffers are updated."""
+    def run(
+        self, body: Body, variant: Variant, tensors: list[Tensor], *before: Any, runs_again: bool = False
+    ) -> list[Any]:
+        """The flat outputs of ``body``; buffers are updated. What ``runs_again`` in backward keeps nothing anyway."""
         given = iter(tensors)
         flat = [next(given) if kind == "input" else self.held(kind, name, variant) for kind, name in body.reads]
-        results = body.graph(*before, *flat)
+        with made_again(body.again and not runs_again):
+            results = body.graph(*before, *flat)
         count = len(body.tensors)
         for name, value in zip(body.updates, results[count:], strict=True):
             self.update(name, value)
@@ -276,5 +280,6 @@ def _block_forward(block: nn.Module, *args: Any, _fxpar_call: _Call | None = Non
     part: _Part = block.__dict__["_fxpar_part"]
     tensors, _ = flatten((args, dict(sorted(kwargs.items()))))
     with restored_modes(), records.inside(call.path):
-        outputs = part.run(call.variant.blocks[call.block], call.variant, tensors)
+        runs_again = call.path in call.variant.recompute
+        outputs = part.run(call.variant.blocks[call.block], call.variant, tensors, runs_again=runs_again)
     return unflatten(call.variant.forms[call.block].result, [out for out in outputs if isinstance(out, torch.Tensor)])
