@@ -6,6 +6,7 @@ How operations are recorded is :mod:`fxpar.capture.session`; which modules fold 
 
 from __future__ import annotations
 
+import copy
 import enum
 import gc
 import traceback
@@ -217,9 +218,19 @@ def _footprints(session: Session, program: Program) -> dict[str, tuple[Footprint
     for name, call in session.callables.items():
         whole = isinstance(call, WholeCall)
         callables[f"whole:{name}" if whole else f"call:{name}"] = (
-            partial(call, session.model.get_submodule(call.path)) if whole else call
+            partial(call, _apart(session.model.get_submodule(call.path))) if whole else call
         )
     return {name: footprints(graph, session.fakes, callables) for name, graph in program.graphs().items()}
+
+
+def _apart(module: nn.Module) -> nn.Module:
+    """A copy of a module that can be run on fakes without a trace: no hook runs, and what it writes is its own."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    made = copy.deepcopy(module, memo)
+    for part in made.modules():
+        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks):
+            hooks.clear()
+    return made
 
 
 def _unused(session: Session, program: Program) -> dict[str, int]:

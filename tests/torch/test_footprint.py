@@ -124,3 +124,24 @@ def test_the_text_form_shows_it_and_the_digest_does_not() -> None:
     program = capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.ones(2, 4),)).program
     assert "(keeps in0)" in program.text() and "(keeps out0)" in program.text()
     assert "keeps" not in program.top.text(canonical=True)
+
+
+class Counting(nn.Module):
+    """Writes to itself whenever it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs, self.seen = 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs, self.seen = self.runs + 1, x
+        return x * 2
+
+
+def test_a_module_kept_whole_is_left_as_it_was() -> None:
+    """Asking what it keeps runs it on fakes; its hooks must not see them, and it must not hold them."""
+    model = nn.Sequential(nn.Linear(4, 4), Counting())
+    calls: list[int] = []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
+    capture(model, (torch.zeros(2, 4),), whole=("1",))
+    assert (model[1].runs, model[1].seen, calls) == (0, None, [])
