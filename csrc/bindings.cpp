@@ -3,11 +3,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "bounds.hpp"
 #include "conversion.hpp"
 #include "eliminate.hpp"
+#include "fronts.hpp"
 #include "search/bindings.hpp"
 
 namespace py = pybind11;
@@ -67,6 +69,51 @@ std::pair<double, std::vector<std::pair<int, int>>> cheapest_tree(const Ints& st
   if (targets.size() > kMaxTargets) throw std::invalid_argument("there are too many targets");
   py::gil_scoped_release unlocked;
   return fxpar::cheapest_tree(graph, root, targets);
+}
+
+std::pair<std::vector<std::vector<int>>, std::vector<std::vector<int>>> fronts(
+    const std::vector<int>& sizes, const std::vector<Doubles>& own, const std::vector<std::vector<int>>& scopes,
+    const std::vector<Ints>& starts, const std::vector<Doubles>& costs, const std::vector<int>& order,
+    const std::vector<double>& prices, const std::vector<double>& grid, std::size_t most) {
+  const std::size_t width = prices.size() + 1;
+  if (own.size() != sizes.size() || starts.size() != scopes.size() || costs.size() != scopes.size() || grid.size() != prices.size()) {
+    throw std::invalid_argument("there must be points for every variable and every table");
+  }
+  const auto check = [&](int variable) {
+    if (variable < 0 || variable >= static_cast<int>(sizes.size())) throw std::out_of_range("an unknown variable");
+  };
+  std::vector<std::vector<double>> points;
+  for (std::size_t variable = 0; variable < sizes.size(); ++variable) {
+    if (static_cast<std::size_t>(own[variable].size()) != static_cast<std::size_t>(sizes[variable]) * width) {
+      throw std::invalid_argument("a variable needs a point for each choice");
+    }
+    points.emplace_back(own[variable].data(), own[variable].data() + own[variable].size());
+  }
+  std::vector<fxpar::FrontTable> tables;
+  for (std::size_t number = 0; number < scopes.size(); ++number) {
+    std::size_t entries = 1;
+    for (const int variable : scopes[number]) {
+      check(variable);
+      entries *= static_cast<std::size_t>(sizes[static_cast<std::size_t>(variable)]);
+    }
+    std::vector<int> begin(starts[number].data(), starts[number].data() + starts[number].size());
+    if (begin.size() != entries + 1 || begin.front() != 0 || !std::is_sorted(begin.begin(), begin.end()) ||
+        static_cast<std::size_t>(begin.back()) * width != static_cast<std::size_t>(costs[number].size())) {
+      throw std::invalid_argument("a table needs points for each entry");
+    }
+    tables.push_back({scopes[number], std::move(begin), costs[number].data()});
+  }
+  std::vector<bool> seen(sizes.size(), false);
+  for (const int variable : order) {
+    check(variable);
+    seen[static_cast<std::size_t>(variable)] = true;
+  }
+  if (order.size() != sizes.size() || std::find(seen.begin(), seen.end(), false) != seen.end()) {
+    throw std::invalid_argument("the order must list every variable once");
+  }
+  py::gil_scoped_release unlocked;
+  fxpar::FrontResult result = fxpar::fronts(sizes, points, tables, order, prices, grid, most);
+  return {std::move(result.choices), std::move(result.picks)};
 }
 
 // fxpar::Bounds, with what is passed in checked.
@@ -184,6 +231,7 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "Kernels of fxpar.kernels in C++.";
   module.def("tree_costs", &tree_costs);
   module.def("cheapest_tree", &cheapest_tree);
+  module.def("fronts", &fronts);
   py::class_<Bounds>(module, "Bounds")
       .def(py::init<const std::vector<std::vector<double>>&>())
       .def("add_graph", &Bounds::add_graph)

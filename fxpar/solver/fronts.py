@@ -1,4 +1,4 @@
-"""Seconds against bytes: elimination with a front of points in every entry instead of the least cost.
+"""Seconds against bytes: the trees worth having, and elimination with a front of points in every entry.
 
 In: a problem with bytes, in which few choices are left. Out: choices with trees, none of which beats another in both.
 Fronts that grow too long are thinned to the points that cost least at given prices of a byte, so this finds good
@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from fxpar import tree_kernels
+from fxpar import kernels, tree_kernels
 from fxpar.cost.trees import Arcs, cheapest_tree
-from fxpar.solver import elimination
 from fxpar.solver.problem import CostTable, Factor
 
 #: Points that an entry keeps.
-MAX_POINTS = 24
-
-#: Entries of all tables together, at most.
-MAX_ENTRIES = 600
+MAX_POINTS = 64
 
 Tree = tuple[tuple[int, int], ...]
-Option = tuple[Tree, float, np.ndarray]
+Option = tuple[Tree | None, float, np.ndarray]
+Found = tuple[tuple[int, ...], tuple[Tree | None, ...]]
 
 
 def tree_options(arcs: Arcs, root: int, targets: Sequence[int]) -> list[Option]:
@@ -58,132 +55,152 @@ def tree_options(arcs: Arcs, root: int, targets: Sequence[int]) -> list[Option]:
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
-    """Some ways to make a part of all decisions: ``costs[points, 1 + rows]`` (seconds, bytes), and what they are."""
+class Table:
+    """The options of a factor: entry ``e`` (row-major over ``scope``) has ``starts[e]`` to ``starts[e + 1]``.
+
+    ``costs[options, 1 + rows]`` has seconds and bytes.
+    """
+
+    scope: tuple[int, ...]
+    starts: np.ndarray
+    costs: np.ndarray
+    trees: list[Tree | None]
+
+
+def fronts(
+    problem: CostTable,
+    prices: np.ndarray,
+    grid: np.ndarray,
+    order: Sequence[int],
+    implementation: str | None = None,
+) -> list[Found]:
+    """The choices and trees that are left when all variables have been eliminated in ``order``.
+
+    Of points that fall into one cell of the ``grid`` (bytes, per row) only the fastest is kept.
+    """
+    known: dict[tuple[int, int, tuple[int, ...]], list[Option]] = {}
+    tables = [_table(factor, problem, known) for factor in problem.factors]
+    own = []
+    for variable in problem.variables:
+        held = np.zeros((problem.rows, len(variable.costs))) if variable.bytes is None else variable.bytes
+        own.append(np.column_stack([variable.costs, held.T]))
+    run = _native_fronts if kernels.which(implementation) == "native" else _numpy_fronts
+    choices, picks = run(problem.counts, own, tables, order, prices, grid)
+    return [
+        (tuple(choice), tuple(table.trees[at] for table, at in zip(tables, pick, strict=True)))
+        for choice, pick in zip(choices, picks, strict=True)
+    ]
+
+
+def _table(factor: Factor, problem: CostTable, known: dict[tuple[int, int, tuple[int, ...]], list[Option]]) -> Table:
+    starts, options, weight = [0], [], 1.0
+    for entry in product(*(range(problem.counts[number]) for number in factor.variables)):
+        if factor.is_tree:
+            weight = factor.weight
+            key = (id(factor.conversions), *factor.ends(entry))
+            if key not in known:
+                known[key] = tree_options(factor.conversions, *key[1:])
+            options += known[key]
+        elif (seconds := factor.at(entry)) < math.inf:
+            options.append((None, seconds, np.zeros(0)))
+        starts.append(len(options))
+    costs = np.zeros((len(options), 1 + problem.rows))
+    for at, (_, seconds, held) in enumerate(options):
+        costs[at, 0], costs[at, 1 : 1 + len(held)] = weight * seconds, weight * held
+    return Table(factor.variables, np.array(starts), costs, [option[0] for option in options])
+
+
+Picked = tuple[list[list[int]], list[list[int]]]
+
+
+def _native_fronts(
+    sizes: Sequence[int],
+    own: Sequence[np.ndarray],
+    tables: Sequence[Table],
+    order: Sequence[int],
+    prices: np.ndarray,
+    grid: np.ndarray,
+) -> Picked:
+    scopes, starts = [list(table.scope) for table in tables], [table.starts for table in tables]
+    costs = [table.costs for table in tables]
+    found: Picked = kernels.native().fronts(
+        list(sizes), own, scopes, starts, costs, list(order), prices, grid, MAX_POINTS
+    )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Front:
+    """Points, and of each what it takes: ``(variable, choice)`` and ``(-1 - table, option)``."""
 
     costs: np.ndarray
-    made: np.ndarray  # numbers in Fronts.made
+    made: list[tuple[tuple[int, int], ...]]
 
 
-@dataclass
-class Fronts:
-    """One elimination. ``made`` says what a point is: two other points, or a variable's choice, or a factor's tree."""
-
-    problem: CostTable
-    prices: np.ndarray
-    made: list[tuple[int, ...] | tuple[int, int, Tree]] = field(default_factory=list)
-    options: dict[tuple[int, int, tuple[int, ...]], list[Option]] = field(default_factory=dict)
-
-    def run(self) -> list[tuple[tuple[int, ...], tuple[Tree | None, ...]]] | None:
-        """Choices and trees of the points at the end; ``None`` if tables would have more than :data:`MAX_ENTRIES`."""
-        sizes, scopes = self.problem.counts, [factor.variables for factor in self.problem.factors]
-        order = elimination.elimination_order(sizes, scopes, MAX_ENTRIES)
-        if order is None or order.entries > MAX_ENTRIES:
-            return None
-        live: dict[int, tuple[tuple[int, ...], dict[tuple[int, ...], Points]]] = {}
-        for number, factor in enumerate(self.problem.factors):
-            live[number] = factor.variables, self._factor(number, factor)
-        whole = Points(np.zeros((1, 1 + self.problem.rows)), np.array([self._new((-1, 0))]))
-        for variable in order.variables:
-            mine = [number for number, (scope, _) in live.items() if variable in scope]
-            parts = [live.pop(number) for number in mine]
-            scope = tuple(sorted({other for part, _ in parts for other in part} - {variable}))
-            table = {}
-            for entry in product(*(range(sizes[other]) for other in scope)):
-                points = self._least(variable, dict(zip(scope, entry, strict=True)), parts)
-                if points is not None:
-                    table[entry] = points
-            if scope:
-                live[len(self.problem.factors) + variable] = scope, table
-            elif table:
-                whole = self._both(whole, table[()])
-            else:
-                return []
-        return [self._unfold(int(number)) for number in whole.made]
-
-    def _new(self, what: tuple[int, ...] | tuple[int, int, Tree]) -> int:
-        self.made.append(what)
-        return len(self.made) - 1
-
-    def _factor(self, number: int, factor: Factor) -> dict[tuple[int, ...], Points]:
-        table = {}
-        for entry in product(*(range(self.problem.counts[variable]) for variable in factor.variables)):
-            if not factor.is_tree:
-                seconds = factor.at(entry)
-                options: list[Option] = [((), seconds, np.zeros(self.problem.rows))] if seconds < math.inf else []
-            else:
-                key = (id(factor.conversions), *factor.ends(entry))
-                if key not in self.options:
-                    self.options[key] = tree_options(factor.conversions, *key[1:])
-                options = self.options[key]
-            if options:
-                costs = np.zeros((len(options), 1 + self.problem.rows))
-                for at, (_, seconds, held) in enumerate(options):
-                    costs[at, 0], costs[at, 1 : 1 + len(held)] = seconds, held
-                made = [self._new((-2, number, option[0])) for option in options]
-                table[entry] = self._thin(Points(costs * (factor.weight if factor.is_tree else 1.0), np.array(made)))
-        return table
-
-    def _least(
-        self,
-        variable: int,
-        entry: dict[int, int],
-        parts: Sequence[tuple[tuple[int, ...], dict[tuple[int, ...], Points]]],
-    ) -> Points | None:
-        """The front over all choices of a variable, with the others as ``entry`` says."""
-        item = self.problem.variables[variable]
-        fronts = []
-        for choice, seconds in enumerate(item.costs):
-            held = np.zeros(self.problem.rows) if item.bytes is None else item.bytes[:, choice]
-            whole: Points | None = Points(np.array([[seconds, *held]]), np.array([self._new((-1, variable, choice))]))
-            for scope, table in parts:
-                part = table.get(tuple(choice if other == variable else entry[other] for other in scope))
-                whole = None if part is None or whole is None else self._both(whole, part)
-            if whole is not None and seconds < math.inf:
-                fronts.append(whole)
-        if not fronts:
-            return None
-        return self._thin(Points(*(np.concatenate(column) for column in zip(*((f.costs, f.made) for f in fronts),
-                                                                             strict=True))))  # fmt: skip
-
-    def _both(self, left: Points, right: Points) -> Points:
-        costs = (left.costs[:, None] + right.costs[None]).reshape(-1, left.costs.shape[1])
-        pairs = np.arange(len(costs))
-        kept = self._thin(Points(costs, pairs))
-        made = [
-            self._new((int(left.made[pair // len(right.made)]), int(right.made[pair % len(right.made)])))
-            for pair in kept.made.tolist()
-        ]
-        return Points(kept.costs, np.array(made))
-
-    def _thin(self, points: Points) -> Points:
-        """Without points that others beat in everything; of the rest, those that cost least at the prices."""
-        if len(points.costs) == 1:
-            return points
-        order = np.lexsort(points.costs.T[::-1])
-        costs = points.costs[order]
-        if costs.shape[1] == 2:
-            lowest = np.minimum.accumulate(costs[:, 1])
-            good = np.concatenate([[True], costs[1:, 1] < lowest[:-1]])
+def _numpy_fronts(
+    sizes: Sequence[int],
+    own: Sequence[np.ndarray],
+    tables: Sequence[Table],
+    order: Sequence[int],
+    prices: np.ndarray,
+    grid: np.ndarray,
+) -> Picked:
+    live: list[tuple[tuple[int, ...], dict[tuple[int, ...], _Front]]] = []
+    for number, table in enumerate(tables):
+        entries = {}
+        for at, entry in enumerate(product(*(range(sizes[variable]) for variable in table.scope))):
+            some = range(int(table.starts[at]), int(table.starts[at + 1]))
+            entries[entry] = _thin(
+                _Front(table.costs[some], [((-1 - number, option),) for option in some]), prices, grid
+            )
+        live.append((table.scope, entries))
+    whole = _Front(np.zeros((1, 1 + len(prices))), [()])
+    for variable in order:
+        parts = [part for part in live if variable in part[0]]
+        live = [part for part in live if variable not in part[0]]
+        scope = tuple(sorted({other for part, _ in parts for other in part} - {variable}))
+        entries = {}
+        for entry in product(*(range(sizes[other]) for other in scope)):
+            chosen = dict(zip(scope, entry, strict=True))
+            fronts = [_Front(np.zeros((0, 1 + len(prices))), [])]
+            for choice in range(sizes[variable]):
+                if own[variable][choice, 0] == np.inf:
+                    continue
+                chosen[variable] = choice
+                front = _Front(own[variable][choice : choice + 1], [((variable, choice),)])
+                for part, fronts_of in parts:
+                    front = _both(front, fronts_of[tuple(chosen[other] for other in part)], prices, grid)
+                fronts.append(front)
+            made = [what for front in fronts for what in front.made]
+            entries[entry] = _thin(_Front(np.concatenate([front.costs for front in fronts]), made), prices, grid)
+        if scope:
+            live.append((scope, entries))
         else:
-            beats = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
-            good = np.logical_not(np.triu(beats, 1).any(axis=0))
-        order, costs = order[good], costs[good]
-        if len(order) > MAX_POINTS:
-            best = np.sort(np.argsort(costs[:, 0] + costs[:, 1:] @ self.prices, kind="stable")[:MAX_POINTS])
-            order, costs = order[best], costs[best]
-        return Points(costs, points.made[order])
+            whole = _both(whole, entries[()], prices, grid)
+    choices, picks = [], []
+    for what in whole.made:
+        taken = dict(what)
+        choices.append([taken[variable] for variable in range(len(sizes))])
+        picks.append([taken[-1 - number] for number in range(len(tables))])
+    return choices, picks
 
-    def _unfold(self, number: int) -> tuple[tuple[int, ...], tuple[Tree | None, ...]]:
-        choice = [0] * len(self.problem.variables)
-        trees: list[Tree | None] = [None] * len(self.problem.factors)
-        todo = [number]
-        while todo:
-            what = self.made[todo.pop()]
-            if what[0] == -1 and len(what) == 3:
-                choice[what[1]] = what[2]  # type: ignore[assignment]
-            elif what[0] == -2:
-                trees[what[1]] = what[2] if self.problem.factors[what[1]].is_tree else None  # type: ignore[assignment]
-            elif what[0] >= 0:
-                todo += what  # type: ignore[arg-type]
-        return tuple(choice), tuple(trees)
+
+def _both(left: _Front, right: _Front, prices: np.ndarray, grid: np.ndarray) -> _Front:
+    costs = (left.costs[:, None] + right.costs[None]).reshape(-1, left.costs.shape[1])
+    return _thin(_Front(costs, [one + other for one in left.made for other in right.made]), prices, grid)
+
+
+def _thin(front: _Front, prices: np.ndarray, grid: np.ndarray) -> _Front:
+    """Without points that others beat in everything; of the rest, those that are cheap at the prices."""
+    order = np.lexsort(front.costs.T[::-1])
+    costs = front.costs[order]
+    beats = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
+    good = np.flatnonzero(np.logical_not(np.triu(beats, 1).any(axis=0)))
+    _, first = np.unique(np.floor(costs[good, 1:] / grid), axis=0, return_index=True)
+    good = good[np.sort(first)]
+    if len(good) > MAX_POINTS:
+        value = costs[good, 0]
+        for row, price in enumerate(prices):
+            value = value + costs[good, 1 + row] * price
+        good = good[np.sort(np.argsort(value, kind="stable")[:MAX_POINTS])]
+    return _Front(costs[good], [front.made[at] for at in order[good]])

@@ -17,14 +17,23 @@ import numpy as np
 
 from fxpar.cost.trees import Arcs, cheapest_tree
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver import reduce
-from fxpar.solver.fronts import Fronts, Tree
-from fxpar.solver.narrowing import TOLERANCE, eliminated, promising
+from fxpar.solver import elimination, reduce
+from fxpar.solver.fronts import fronts
+from fxpar.solver.narrowing import FEW, TOLERANCE, eliminated, promising
 from fxpar.solver.problem import CostTable, Factor
 from fxpar.solver.sweeping import Sweeps
 
 #: Changes of prices, at most.
 MAX_PRICES = 40
+
+#: Entries of all tables together, at most, when fronts are kept in them.
+MAX_ENTRIES = 8_000
+
+#: A limit is so many cells of the grid that points are told apart by.
+CELLS = 400.0
+
+#: Choices are mixed that add at most this part of the bound.
+SHARE = 0.02
 
 #: Pairs of sweeps at one price, at most.
 MAX_PAIRS = 12
@@ -150,7 +159,8 @@ def solve_limited(
         notes += more
     best, bound = search.best, min(search.bound, search.best.seconds)
     proven = best.seconds - bound <= TOLERANCE * best.seconds
-    status = "optimal" if proven else "within gap" if best.seconds - bound <= gap * best.seconds else "time limit"
+    within = best.seconds - bound <= gap * best.seconds
+    status = "optimal" if proven else "within gap" if within else "feasible"
     return Limited(best, bound, search.bound_prices / search.scale, status, by, tuple(notes))
 
 
@@ -216,23 +226,33 @@ class _Search:
         return moved and most - self.bound > 1e-7 * abs(most)
 
     def mix(self) -> None:
-        """Mix the choices that were best at the prices of the best bound: what they have in common stays."""
+        """Mix what is good at the prices of the best bound: elimination with fronts among few choices."""
         if self.best is not None and self.best.seconds - self.bound <= TOLERANCE * self.best.seconds:
             return
+        per_byte = self.bound_prices / self.scale
+        self.sweeps.price(per_byte)
+        self.sweeps.pair()
+        excess = self.sweeps.excess()
         value = {choice: seconds + float(self.bound_prices @ over) for choice, (seconds, over) in self.seen.items()}
-        first = sorted(self.seen, key=value.__getitem__)
-        found: tuple[list[np.ndarray], list[tuple[tuple[int, ...], tuple[Tree | None, ...]]]] | None = None
-        for count in range(2, len(first) + 1):
-            keep = [np.unique(column) for column in np.array(first[:count]).T]
-            smaller = reduce.restrict(self.problem, keep)
-            fronts = Fronts(smaller, self.bound_prices / self.scale).run()
-            if fronts is None:
+        first = sorted(self.seen, key=value.__getitem__)[:2]
+        scopes = [factor.variables for factor in self.problem.factors]
+        found: tuple[list[np.ndarray], list[int]] | None = None
+        for count in range(1, FEW + 1):
+            keep = []
+            for number, row in enumerate(excess):
+                likely = np.argsort(row, kind="stable")[:count]
+                likely = likely[row[likely] <= SHARE * abs(self.bound)]
+                keep.append(np.unique(np.append(likely, [choice[number] for choice in first]).astype(np.int64)))
+            order = elimination.elimination_order([len(row) for row in keep], scopes, MAX_ENTRIES)
+            if order is None or order.entries > MAX_ENTRIES:
                 break
-            found = keep, fronts
+            found = keep, order.variables
         if found is None:
             return
-        for index, trees in found[1]:
-            choice = [int(row[at]) for row, at in zip(found[0], index, strict=True)]
+        keep, variables = found
+        smaller = reduce.restrict(self.problem, keep)
+        for index, trees in fronts(smaller, per_byte, self.scale / CELLS, variables):
+            choice = [int(row[at]) for row, at in zip(keep, index, strict=True)]
             self.add(measured(self.problem, choice, trees))
 
     def close(self, gap: float, time_limit_seconds: float) -> tuple[str, list[str]]:

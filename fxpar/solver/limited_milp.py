@@ -33,7 +33,7 @@ class Ends:
         self.of_choice = [root, *(choice for _, choice in sets)]
         self.count = math.prod(map(len, self.kinds))
 
-    def options(self) -> Iterator[tuple[tuple[int, ...], Tree, float, np.ndarray]]:
+    def options(self) -> Iterator[tuple[tuple[int, ...], Tree | None, float, np.ndarray]]:
         """For each combination of kinds: its number on every axis, and a tree with weighted seconds and bytes."""
         known: dict[tuple[int, tuple[int, ...]], list[Option]] = {}
         for entry in product(*(range(len(own)) for own in self.kinds)):
@@ -62,7 +62,7 @@ def solve_limited_milp(
         milp.add_variable(model, variable)
         if variable.bytes is not None:
             held += zip(model.choices[-1], variable.bytes.T, strict=True)
-    taken: list[list[tuple[pulp.LpVariable, Tree]] | None] = []
+    taken: list[list[tuple[pulp.LpVariable, Tree | None]] | None] = []
     for factor in problem.factors:
         if factor.is_tree:
             taken.append(_add_tree(model, ends[id(factor)], held))
@@ -91,9 +91,9 @@ def solve_limited_milp(
 
 def _add_tree(
     model: milp.Model, ends: Ends, held: list[tuple[pulp.LpVariable, np.ndarray]]
-) -> list[tuple[pulp.LpVariable, Tree]]:
+) -> list[tuple[pulp.LpVariable, Tree | None]]:
     """A column per option; those with each state (or set of states) of a variable sum to its choices that have it."""
-    columns: list[tuple[pulp.LpVariable, Tree]] = []
+    columns: list[tuple[pulp.LpVariable, Tree | None]] = []
     sums: dict[tuple[int, int], milp.Terms] = {}
     for axis, (number, own) in enumerate(zip(ends.factor.variables, ends.of_choice, strict=True)):
         for choice, kind in zip(model.choices[number], own.tolist(), strict=True):

@@ -174,9 +174,10 @@ class CostTable:
 class Solution:
     """A choice per variable, its ``cost`` in seconds, a proven lower ``bound``, and ``gap`` = (cost - bound) / cost.
 
-    ``status`` is ``"optimal"``, ``"time limit"``, or under a memory limit ``"within gap"``; ``method`` says what proved
-    it; ``variables`` and ``constraints`` are the size of the integer program (:meth:`CostTable.size`), whether or not
-    it had to be built. Under a memory limit ``bytes`` has what each row comes to, and ``trees`` for each factor the
+    ``status`` is ``"optimal"`` or ``"time limit"``, or under a memory limit ``"within gap"`` (as asked) or
+    ``"feasible"`` (it fits, and ``gap`` says how much better another might be). ``method`` says what proved it;
+    ``variables`` and ``constraints`` are the size of the integer program (:meth:`CostTable.size`), whether or not it had
+    to be built. Under a memory limit ``bytes`` has what each row comes to, and ``trees`` for each factor the
     arcs ``(from, to)`` of its tree (parents first; ``None`` for a table), which need not be the cheapest in seconds.
     """
 

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import random_arcs
 
+from fxpar import kernels
 from fxpar.cost.trees import Arcs
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver import CostTable, Factor, Variable, elimination, solve
+from fxpar.solver import CostTable, Factor, Variable, elimination, fronts, solve
 from fxpar.solver.fronts import tree_options
 from fxpar.solver.limited import at_prices, measured, outcome
 
@@ -86,6 +87,37 @@ def test_no_tree_is_better_than_its_options(seed, rows):
         if options:
             found = outcome(problem, (0, 0), prices)
             assert found.seconds + prices @ found.bytes == pytest.approx(least)
+
+
+@pytest.mark.skipif(kernels._native is None, reason="the extension is not built")
+@SLOW
+@given(st.integers(0, 2**32 - 1), st.integers(1, 2), st.sampled_from([1, 3, 64]), st.sampled_from([1e-9, 4.0]))
+def test_fronts_are_equal(seed, rows, most, cell):
+    random = np.random.default_rng(seed)
+    problem = heavy_program(random, rows)
+    order = random.permutation(len(problem.variables)).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fronts, "MAX_POINTS", most)
+        both = [
+            fronts.fronts(problem, np.full(problem.rows, 0.1), np.full(problem.rows, cell), order, which)
+            for which in ("numpy", "native")
+        ]
+    assert both[0] == both[1]
+
+
+@SLOW
+@given(st.integers(0, 2**32 - 1), st.integers(1, 2))
+def test_fronts_that_are_not_thinned_have_every_outcome_that_no_other_beats(seed, rows):
+    random = np.random.default_rng(seed)
+    problem = heavy_program(random, rows)
+    order = list(range(len(problem.variables)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fronts, "MAX_POINTS", 10**6)
+        found = fronts.fronts(problem, np.zeros(problem.rows), np.full(problem.rows, 1e-9), order)
+    points = [measured(problem, *point) for point in found]
+    for other in every_outcome(problem):
+        if other.seconds < math.inf:
+            assert any(p.seconds <= other.seconds + 1e-9 and (p.bytes <= other.bytes).all() for p in points)
 
 
 def test_a_limit_that_does_not_bind_changes_nothing():
