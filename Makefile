@@ -8,11 +8,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP  := $(VENV)/.installed
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help install demo test lint format format-check types check bench bench-search bench-step bench-wire bench-layouts bench-contest clean
+.PHONY: help install demo test test-native lint format format-check types check bench bench-search bench-step bench-wire bench-layouts bench-contest clean
 
 help:
 	@echo "make demo          train a small Llama on 1 and on 2 processes and compare (under 3 minutes)"
 	@echo "make test          the whole test suite"
+	@echo "make test-native   the tests of the native core, on a build with AddressSanitizer and UBSan (a minute or two)"
 	@echo "make check         format-check, lint, types and test: what CI runs"
 	@echo "make format        rewrite the sources in the project's format"
 	@echo "make bench         planning time, bytes on the wire and step time, on this machine"
@@ -35,6 +36,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# Its own folder: the installed extension stays as it is. Python itself leaks on purpose.
+SANITIZED := build/sanitized
+NATIVE_TESTS := tests/unit/test_native.py tests/unit/test_engine.py tests/unit/test_strategy_graph.py
+test-native: $(STAMP)
+	FXPAR_SANITIZE=1 $(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 \
+	$(BIN)/python .ci/sanitized.py $(SANITIZED) -p no:cacheprovider $(NATIVE_TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

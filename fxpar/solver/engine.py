@@ -7,17 +7,24 @@ In: a :class:`~fxpar.solver.strategy_graph.StrategyGraph` and what may be spent.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import product
 
 import numpy as np
 
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.solver.stages import FORBIDDEN, METHODS, Progress, Proven, Run
+from fxpar.solver.proof import MILP_ENTRIES, prove
+from fxpar.solver.stages import FORBIDDEN, Progress, Proven, Run, climb, opened, search
 from fxpar.solver.strategy_graph import MAX_COST, StrategyGraph, evaluate
 
 __all__ = ["METHODS", "Progress", "Solution", "solve"]
+
+
+#: The most combinations that ``method="exhaustive"`` tries.
+MAX_COMBINATIONS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -129,3 +136,41 @@ def _tolerant(graph: StrategyGraph) -> StrategyGraph | None:
         )
     costs, edge_costs = (np.where(mark, dear, part) for mark, part in zip(marks, plain, strict=True))
     return dataclasses.replace(graph, costs=costs, edge_costs=edge_costs)
+
+
+def _auto(run: Run) -> None:
+    problem = opened(run)
+    if problem.sizes()["entries"] > 20 * MILP_ENTRIES:
+        search(run, problem)
+    else:
+        prove(run, problem)
+
+
+def _milp(run: Run) -> None:
+    prove(run, opened(run), most_entries=10**9)
+
+
+def _reduce(run: Run) -> None:
+    climb(run, opened(run), run.left, run.iterations or 10**9)
+
+
+def _local(run: Run) -> None:
+    search(run, opened(run))
+
+
+def _exhaustive(run: Run) -> None:
+    count = math.prod(run.graph.counts.tolist())
+    if count > MAX_COMBINATIONS:
+        raise SolverError(f"{count} combinations are too many to try; take 'auto'")
+    for choice in product(*map(range, run.graph.counts.tolist())):
+        run.offer(choice)
+    raise Proven
+
+
+METHODS: dict[str, Callable[[Run], None]] = {
+    "auto": _auto,
+    "milp": _milp,
+    "reduce": _reduce,
+    "local": _local,
+    "exhaustive": _exhaustive,
+}

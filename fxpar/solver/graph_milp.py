@@ -1,13 +1,16 @@
 """The integer program of a reduced strategy graph: one-hot choices, tight edges, memory rows only where they bind.
 
 In: the reduced graph as the native core exports it. Out: choices, and a proven bound. ``docs/milp.md`` has the formulas
-of the one-hot edges. Memory rows are added when a solution breaks them.
+of the one-hot edges. Memory rows are added when a solution breaks them. HiGHS stops as soon as its bound shows that
+nothing is cheaper than the best choice known, which is worth more to it than that choice as a start.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,12 @@ from fxpar.solver.milp import LARGEST, _solver
 
 #: Memory rows added at once, those broken most; and rounds of that.
 ROWS_AT_ONCE = 20
+
+#: Bounds are taken to be right to this part of them, as HiGHS' tolerances are.
+TOLERANCE = 1e-9
+
+#: After an interruption HiGHS gets this long to notice it.
+GRACE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -56,10 +65,14 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Proof:
-    """The best choice found, if any, and a lower bound of the cost of every choice; infinite if there is none."""
+    """The best choice found, if any, and a lower bound of the cost of every choice; infinite if none is cheaper.
+
+    ``interrupted``: Ctrl-C ended the search.
+    """
 
     choice: list[int] | None
     bound: float
+    interrupted: bool = False
 
 
 @dataclass
@@ -78,18 +91,23 @@ class _Model:
             self.objective.append((column, cost / self.unit))
         return column
 
+    def choice(self) -> list[int] | None:
+        """What the solution chooses, if there is one."""
+        values = [[column.value() or 0.0 if column is not None else 0.0 for column in row] for row in self.choices]
+        return None if any(max(row) < 0.5 for row in values) else [int(np.argmax(row)) for row in values]
+
     def row(self, terms: list[tuple[pulp.LpVariable, float]], sense: int, right: float) -> None:
         self.names += 1
         self.lp.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, f"c{self.names}", right))
 
 
-def prove(graph: Remainder, most: float, time_limit_seconds: float) -> Proof:
-    """The cheapest choice that costs at most ``most``, or as much of a bound as there is time for.
+def prove(graph: Remainder, below: float, time_limit_seconds: float) -> Proof:
+    """The cheapest choice, if it costs less than ``below``, or as much of a bound as there is time for.
 
     Raises :class:`fxpar.errors.SolverError` if there is no solver.
     """
     start = time.perf_counter()
-    model = _build(graph, most)
+    model = _build(graph, below)
     priced = np.flatnonzero(graph.prices > 0)
     _memory_rows(model, graph, priced[np.argsort(-graph.prices[priced], kind="stable")][:ROWS_AT_ONCE])
     bound = 0.0
@@ -98,29 +116,63 @@ def prove(graph: Remainder, most: float, time_limit_seconds: float) -> Proof:
         if left <= 0:
             return Proof(None, bound)
         name, solver = _solver(left)
+        watch = _Watch((below * (1 - TOLERANCE) - graph.constant) / model.unit)
+        if name == "HiGHS":
+            solver.callSolver = partial(_run, watch=watch)  # PuLP's own would wait, deaf to Ctrl-C
         model.lp.solve(solver)
-        if model.lp.status == pulp.LpStatusInfeasible:
+        if watch.reached or model.lp.status == pulp.LpStatusInfeasible:
             return Proof(None, float("inf"))
         if name == "HiGHS":
             bound = max(bound, model.lp.solverModel.getInfo().mip_dual_bound * model.unit + graph.constant)
-        values = [[column.value() or 0.0 if column is not None else 0.0 for column in row] for row in model.choices]
-        if any(max(row) < 0.5 for row in values):
-            return Proof(None, bound)
-        choice = [int(np.argmax(row)) for row in values]
+        choice = model.choice()
+        if choice is None:
+            return Proof(None, bound, watch.interrupted)
         excess = graph.excess(choice)
         broken = np.flatnonzero(excess > 0)
+        proven = model.lp.sol_status == pulp.LpSolutionOptimal
         if not len(broken):
-            proven = model.lp.sol_status == pulp.LpSolutionOptimal
-            return Proof(
-                choice, max(bound, pulp.value(model.lp.objective) * model.unit + graph.constant) if proven else bound
-            )
-        if model.lp.sol_status != pulp.LpSolutionOptimal:
-            return Proof(None, bound)
+            cost = pulp.value(model.lp.objective) * model.unit + graph.constant
+            return Proof(choice, max(bound, cost) if proven else bound, watch.interrupted)
+        if not proven:
+            return Proof(None, bound, watch.interrupted)
         _memory_rows(model, graph, broken[np.argsort(-excess[broken], kind="stable")][:ROWS_AT_ONCE])
 
 
-def _build(graph: Remainder, most: float) -> _Model:
-    spare = most - graph.constant
+@dataclass
+class _Watch:
+    """What ends a run of HiGHS early: a bound of ``enough``, or an interruption."""
+
+    enough: float
+    reached: bool = False
+    interrupted: bool = False
+
+    def __call__(self, kind: Any, message: str, seen: Any, answer: Any, data: Any) -> None:
+        """HiGHS asks now and then whether to go on."""
+        self.reached = self.reached or seen.mip_dual_bound >= self.enough
+        if self.reached or self.interrupted:
+            answer.user_interrupt = True
+
+
+def _run(lp: pulp.LpProblem, watch: _Watch) -> None:
+    """Run HiGHS in a thread of its own, and wait; :class:`KeyboardInterrupt` if it does not stop when asked to."""
+    import highspy
+
+    lp.solverModel.setCallback(watch, None)
+    lp.solverModel.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)
+    thread = threading.Thread(target=lp.solverModel.run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+    except KeyboardInterrupt:
+        watch.interrupted = True
+        thread.join(GRACE_SECONDS)
+        if thread.is_alive():
+            raise
+
+
+def _build(graph: Remainder, below: float) -> _Model:
+    spare = below - graph.constant
     largest = max(
         (int(part[part <= spare].max(initial=1)) for part in (*graph.costs, *(edge[2] for edge in graph.edges))),
         default=1,

@@ -1,0 +1,188 @@
+"""Prove that nothing is cheaper: leave out what is too dear, split by memory, and give the rest to the integer program.
+
+In: a :class:`~fxpar.solver.stages.Run` and its reduced graph. Out: its best choice and bound get better, or
+:class:`~fxpar.solver.stages.Proven`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from fxpar import kernels
+from fxpar.solver.stages import MOVES_PER_STEP, Run, ascend, climb, reduced, search, walk
+
+#: The integer program is given graphs with at most this many matrix entries.
+MILP_ENTRIES = 60_000
+
+#: One of which only a part is looked at may have so many.
+PART_ENTRIES = 320_000
+
+#: Least costs that are guessed, in parts of the way from the bound to the best.
+GUESSES = (1 / 32, 1 / 8, 1 / 2)
+
+#: Of the time there is: for the bound, before strategies are left out and each time some were.
+PRUNING = 0.02
+
+#: Of the time that is left: for splitting. By the share PATIENCE of that, the same share of the gap must be closed.
+BRANCHING, PATIENCE = 0.85, 0.25
+
+#: Of a limit on iterations: steps of the bound that splitting a part takes.
+STEPS_PER_PART = 100
+
+
+def prove(run: Run, problem: Any, most_entries: int = MILP_ENTRIES) -> None:
+    """Strategies that no better choice can have are left out, again and again; the rest is split or solved."""
+    steps = max((run.iterations or 10**9) // 4, 1)
+    climb(run, problem, PRUNING * run.time_limit_seconds, steps)
+    size = min(1.0, problem.sizes()["entries"] / MILP_ENTRIES)  # small graphs are better off with the integer program
+    walk(run, problem, 0.05 * size * run.time_limit_seconds, steps * MOVES_PER_STEP, 0)
+    full = problem
+    problem, possible = _prune(run, problem, run.cost - 1, run.raise_bound)
+    if not possible:
+        run.raise_bound(math.inf)
+    if problem.sizes()["entries"] <= most_entries:
+        _integer_program(run, problem, run.left)
+    else:
+        if math.isfinite(run.cost) and problem.sizes()["moments"]:
+            _branch(run, problem, BRANCHING * run.left)
+        _guess(run, problem)
+    if run.left > 0:
+        search(run, full)
+
+
+def _prune(run: Run, problem: Any, most: float, found: Callable[[float], None]) -> tuple[Any, bool]:
+    """The graph without strategies that no choice of at most ``most`` has, and whether any such choice may exist.
+
+    ``found`` is told of lower bounds, of ``most + 1`` at most.
+    """
+    steps = max((run.iterations or 10**9) // 4, 1)
+    allowed = np.ones(len(run.graph.costs), dtype=np.int8)
+    while True:
+        keep = allowed & (problem.bounds() <= most + 1e-6)
+        if keep.sum() == allowed.sum() or run.left <= 0:
+            return problem, True
+        before, prices, allowed = problem.sizes()["entries"], problem.prices(), keep
+        problem = reduced(run, allowed)
+        if not problem.feasible:
+            return problem, False
+        if math.isfinite(most):
+            problem.cost = float(most)
+        problem.start(prices)
+        ascend(run, problem, PRUNING * run.time_limit_seconds, steps, lambda bound: found(min(bound, most + 1)))
+        if problem.sizes()["entries"] > 0.98 * before:
+            return problem, True
+
+
+def _branch(run: Run, problem: Any, seconds: float) -> None:
+    """Split what variables may hold, always in the part with the least bound, until no part is left or time is up."""
+    branchers = [kernels.native().Brancher(problem) for _ in range(run.threads)]
+    numbers, closed, first = count(), 0, run.bound
+    start = time.perf_counter()
+    parts = [(problem.bound, next(numbers), branchers[0].root())]
+    stuck: list[float] = []  # bounds of parts that were given up
+    most_parts = max((run.iterations or 10**9) // STEPS_PER_PART, 1)
+    with ThreadPoolExecutor(run.threads) as pool:
+        try:
+            while parts and (spent := time.perf_counter() - start) < seconds and next(numbers) < most_parts:
+                if spent > PATIENCE * seconds and run.bound - first < PATIENCE * (run.cost - first):
+                    break
+                taken = [heapq.heappop(parts) for _ in range(min(run.threads, len(parts)))]
+                tasks = [
+                    pool.submit(brancher.split, part, run.cost - 1 + 1e-6)
+                    for brancher, (_, _, part) in zip(branchers, taken, strict=False)
+                ]
+                if not _finished(tasks, start + seconds):
+                    for part in taken:
+                        heapq.heappush(parts, part)
+                    break
+                for (bound, _, _), task in zip(taken, tasks, strict=True):
+                    pieces = task.result()
+                    if len(pieces) == 1:
+                        closed += 1
+                        stuck.append(max(bound, _close(run, problem, pieces[0], start + seconds)))
+                        continue
+                    for piece in pieces:
+                        heapq.heappush(parts, (max(bound, piece.bound), next(numbers), piece))
+                for brancher in branchers:
+                    brancher.offer(problem)
+                if (choice := problem.choice()) is not None:
+                    run.offer(choice)
+                run.raise_bound(min([*stuck, *(bound for bound, _, _ in parts[:1]), run.cost]))
+                run.show("branching")
+        finally:
+            for brancher in branchers:
+                brancher.stop()
+            run.log.append(f"{next(numbers)} parts, {closed} of them given to the integer program, {len(parts)} left")
+
+
+def _finished(tasks: Sequence[Future[Any]], end: float) -> bool:
+    """Wait, but not beyond ``end``; an interruption is noticed."""
+    while wait(tasks, timeout=0.1).not_done:
+        if time.perf_counter() > end:
+            return False
+    return True
+
+
+def _close(run: Run, problem: Any, part: Any, end: float) -> float:
+    """A bound of what the part's choices cost, infinite if none is cheaper than the best; one that is, is taken."""
+    most = run.cost - 1
+    rest = reduced(run, problem.allowed(part), logged=False)
+    if not rest.feasible:
+        return math.inf
+    rest.cost = float(most)
+    rest.start(problem.prices())
+    bounds: list[float] = [part.bound]
+    ascend(run, rest, min(PRUNING * run.time_limit_seconds, end - time.perf_counter()), 10**9, bounds.append)
+    rest, possible = _prune(run, rest, most, bounds.append)
+    if not possible or max(bounds) > most + 1e-6:
+        return math.inf
+    if rest.sizes()["entries"] > PART_ENTRIES:
+        return max(bounds)
+    return max(*bounds, _integer_program(run, rest, end - time.perf_counter(), whole=False))
+
+
+def _guess(run: Run, problem: Any) -> None:
+    """Too large for the integer program: guess that the least cost is near the bound, and leave out what that forbids.
+
+    A guess that is too low gives a better bound, and often a good choice all the same.
+    """
+    for share in GUESSES:
+        guess = math.floor(run.bound + share * (run.cost - run.bound if math.isfinite(run.cost) else run.bound))
+        if guess >= run.cost - 1 or run.left <= 0:
+            return
+        guessed, possible = _prune(run, problem, guess, run.raise_bound)
+        if not possible:
+            run.raise_bound(guess)
+        elif guessed.sizes()["entries"] <= PART_ENTRIES:
+            _integer_program(run, guessed, run.left, guess)
+        else:
+            return
+
+
+def _integer_program(run: Run, problem: Any, seconds: float, most: float = math.inf, *, whole: bool = True) -> float:
+    """Solve what is left, which has every choice that costs at most ``most`` and less than the best; returns a bound.
+
+    Of a part (``whole`` is false) the bound says nothing about the rest of the graph.
+    """
+    # PuLP takes longer to import than most graphs take to solve.
+    from fxpar.solver.graph_milp import TOLERANCE, Remainder
+    from fxpar.solver.graph_milp import prove as solved
+
+    run.show("integer program")
+    proof = solved(Remainder.of(problem.program()), min(run.cost, float(run.forbidden)), seconds)
+    if proof.choice is not None:
+        run.offer(problem.expand(proof.choice))
+    if proof.interrupted:
+        raise KeyboardInterrupt
+    if whole:
+        run.raise_bound(min(proof.bound + TOLERANCE * abs(proof.bound), most))
+        run.show("integer program")
+    return proof.bound
