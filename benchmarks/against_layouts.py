@@ -104,7 +104,11 @@ def main() -> None:
             ]
             took = time.perf_counter() - start
             rows.append((name, text, f"{1e3 * best.cost:.3f}", best.status, *ratios, f"{took:.1f}"))
-            reasons.update(dict.fromkeys(f"{name}, {text}, {which}: {why}" for which, why in refused.items()))
+            reasons.update(
+                dict.fromkeys(
+                    f"{name}, {text}, {which}: {why}" for which, why in refused.items() if "two axes" not in why
+                )
+            )
             print(*rows[-1], flush=True)
     header = ("model", "mesh", "optimum, ms", "status", *LAYOUTS, TRANSFORMERS, "all, s")
     show(f"Hand layouts over the optimum ({args.cluster}), modelled seconds of a step", header, rows)

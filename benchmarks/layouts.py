@@ -68,6 +68,15 @@ def split(space: Space, followed: Followed, axes: Sequence[int]) -> Pins:
     return pins
 
 
+def undivided(space: Space, followed: Followed, axes: Sequence[int]) -> Pins:
+    """What does not have the dim is computed on every rank of ``axes``."""
+    return {
+        number: _where(slot, lambda choice, slot=slot: not any(slot.ways[choice][axis].divided for axis in axes))
+        for number, slot in enumerate(space.slots)
+        if slot.kind == "node" and (slot.graph, slot.index) not in followed.nodes
+    }
+
+
 def _where(slot: Slot, holds: Callable[[int], bool]) -> set[int]:
     return {choice for choice in range(len(slot.ways)) if holds(choice)}
 
@@ -101,9 +110,10 @@ def at_rest(space: Space, axes: Iterable[int], *, sharded: bool) -> Pins:
 
 def data_parallel(space: Space, axes: Sequence[int], *, sharded: Sequence[int] = ()) -> Pins:
     """The batch on ``axes``; parameters at rest cut on ``sharded``, whole on the others of ``axes``."""
-    whole = [axis for axis in axes if axis not in sharded]
+    whole, followed = [axis for axis in axes if axis not in sharded], dims.batch(space.program)
     return both(
-        split(space, dims.batch(space.program), axes),
+        split(space, followed, axes),
+        undivided(space, followed, axes),
         at_rest(space, whole, sharded=False),
         at_rest(space, sharded, sharded=True),
     )

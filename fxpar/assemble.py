@@ -15,6 +15,7 @@ from fxpar.cost.price import Priced
 from fxpar.cost.trees import cheapest_tree
 from fxpar.graph import Graph, Node, Ref, Value
 from fxpar.layout import I, Layout
+from fxpar.parts import parts_of
 from fxpar.plans import Arc, Choice, GraphPlan, NodePlan, Plan, Unsplit
 from fxpar.rules.joint import Joint
 from fxpar.rules.strategy import Strategy
@@ -63,6 +64,7 @@ def assemble(
         choices=tuple(_choices(priced, picked, marginals)),
         notes=notes,
         stats=stats or {},
+        parts=parts_of(space.program, space.mesh, plans),
     )  # fmt: skip
 
 

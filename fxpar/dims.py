@@ -41,14 +41,19 @@ def batch(program: Program) -> Followed:
 
 
 def sequence(program: Program) -> Followed:
-    """The sequence: dim 1 of inputs ``[batch, sequence]`` and ``[batch, sequence, features]`` of the model, and of the
-    first input of every block that is ``[batch, sequence, features]``.
+    """The sequence: dim 1 of inputs ``[batch, sequence]`` and ``[batch, sequence, features]`` of the model, of what is
+    looked up in tables, and of the first input of every block that is ``[batch, sequence, features]``.
     """
     top, dims = program.top, batch(program).values
     seeds: dict[tuple[str, int], Cut] = {}
     for value in _carriers(program):
         if len(top.values[value].shape) in (2, 3):
             seeds["top", value] = (SEQUENCE_DIM, 1)
+    for node in top.nodes:
+        if node.op.startswith("aten.embedding"):
+            ids = node.operands[1]
+            if len(top.values[ids].shape) == len((BATCH_DIM, SEQUENCE_DIM)) and ("top", ids) in dims:
+                seeds["top", ids] = (SEQUENCE_DIM, 1)
     for name, graph in program.blocks.items():
         stream = stream_of(graph)
         if stream is not None and dims.get((name, stream)) == (BATCH_DIM, 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
 from fxpar.errors import PlanError
 from fxpar.layout import Layout, Mesh, successive_layout
@@ -60,7 +61,15 @@ def summary(plan: Plan) -> str:
     """The whole plan on a page: time, parameters (folded blocks once), collectives, and what is not split and why."""
     mesh = " x ".join(f"{axis}={degree}" for axis, degree in plan.mesh.axes)
     lines = [f"fxpar plan {plan.digest} on {mesh} ({plan.cluster}): {plan.status}, gap {100 * plan.gap:.2g} %"]
-    lines += ["", *_times(plan), *_memory(plan), "", *table(("parameter", "state", "x"), _parameter_rows(plan))]
+    lines += [
+        "",
+        *_times(plan),
+        *_memory(plan),
+        "",
+        *parts_text(plan),
+        "",
+        *table(("parameter", "state", "x"), _parameter_rows(plan)),
+    ]
     if plan.collectives:
         lines += ["", *table(("collective", "axis", "phase", "per step", "wire bytes each"), _collective_rows(plan))]
     else:
@@ -73,6 +82,80 @@ def summary(plan: Plan) -> str:
     if plan.timings:
         lines.append("planned in " + ", ".join(f"{name} {seconds_text(t)}" for name, t in plan.timings.items()))
     return "\n".join(lines)
+
+
+def parts_text(plan: Plan) -> list[str]:
+    """What the plan is called, place by place: ``"layers.* (x32): tp: column- and row-parallel; dp: FSDP"``."""
+    places: dict[str, dict[str, tuple[str, ...]]] = {}
+    for part in plan.parts:
+        places.setdefault(part.place, {})[part.axis] = part.styles
+    counts = {part.place: part.count for part in plan.parts}
+    groups: dict[str, list[str]] = {}
+    for place, axes in places.items():
+        groups.setdefault(_axes_text(axes), []).append(place)
+    lines = []
+    for text, own in groups.items():
+        names = joined({place: counts[place] for place in own}, [place for place in counts if place not in own])
+        shown = [name if count == 1 else f"{name} (x{count})" for name, count in names.items()]
+        lines.append(f"{', '.join(name or 'the model' for name in shown)}: {text}")
+    return lines
+
+
+def pattern_of(paths: Iterable[str]) -> str:
+    """One text for several module paths: ``*`` where they differ; a glob for each depth.
+
+    >>> pattern_of(("model.layers.0", "model.layers.1", "head"))
+    'model.layers.*, head'
+    """
+    depths: dict[int, list[list[str]]] = {}
+    for path in dict.fromkeys(paths):
+        depths.setdefault(path.count("."), []).append(path.split("."))
+    return ", ".join(
+        ".".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*same, strict=True))
+        for same in depths.values()
+    )
+
+
+def joined(counts: dict[str, int], others: Sequence[str]) -> dict[str, int]:
+    """Places with one glob for those that are alike, where it names none of the ``others``.
+
+    >>> joined({"encoder.0": 2, "encoder.1": 1, "head": 1}, ["norm"])
+    {'encoder.*': 3, 'head': 1}
+    """
+    alike: dict[int, list[str]] = {}
+    for place in counts:
+        alike.setdefault(place.count("."), []).append(place)
+    found: dict[str, int] = {}
+    for places in alike.values():
+        glob = pattern_of(places)
+        clear = any(part != "*" for part in glob.split("."))
+        if clear and not any(other.count(".") == glob.count(".") and fnmatchcase(other, glob) for other in others):
+            found[glob] = sum(counts[place] for place in places)
+        else:
+            found.update({place: counts[place] for place in places})
+    return found
+
+
+def _axes_text(axes: dict[str, tuple[str, ...]]) -> str:
+    """Styles by axis; whole parameters on one axis of the batch and sharded ones on another are HSDP."""
+    copies, shards = ([axis for axis, styles in axes.items() if styles == (name,)] for name in ("DDP", "FSDP"))
+    named = {axis: _styles_text(styles) for axis, styles in axes.items() if styles}
+    if copies and shards:
+        named = {" x ".join((*copies, *shards)): "HSDP"} | {
+            axis: text for axis, text in named.items() if axis not in (*copies, *shards)
+        }
+    return "; ".join(f"{axis}: {text}" for axis, text in named.items()) or "the same on every rank"
+
+
+def _styles_text(styles: Sequence[str]) -> str:
+    """Names with what they share said once.
+
+    >>> _styles_text(("column-parallel", "row-parallel", "sequence-parallel"))
+    'column- and row-parallel, sequence-parallel'
+    """
+    cut = [style.removesuffix("parallel") for style in styles if style in ("column-parallel", "row-parallel")]
+    rest = [style for style in styles if style not in ("column-parallel", "row-parallel")]
+    return ", ".join([*([f"{' and '.join(sorted(cut))}parallel"] if cut else []), *rest])
 
 
 def _times(plan: Plan) -> list[str]:

@@ -6,9 +6,11 @@ import functools
 
 import pytest
 
-from benchmarks.against_layouts import TRANSFORMERS, Model, compare, load, mesh_of
+from benchmarks.against_layouts import TRANSFORMERS, Model, compare, hand_pins, load, mesh_of, priced
 from benchmarks.layouts import LAYOUTS
+from fxpar.assemble import assemble
 from fxpar.cluster import Cluster
+from fxpar.solver import solve
 
 MESHES = ("tp=2", "tp=4", "dp=2,tp=2", "dp=2,tp=4")
 FAMILIES = ("llama3-8b", "gpt2", "bert-large", "t5-11b", "vit-large", "mixtral-8x7b")
@@ -41,3 +43,46 @@ def test_the_optimum_is_never_worse_than_a_hand_layout(name: str, mesh: str) -> 
         assert set(refused) == MISSING[name] | two
         for which, solution in found.items():
             assert best.cost <= solution.cost * (1 + 1e-9), f"{which} is better than the optimum"
+
+
+#: What the summary says of each layout on its own axes; the batch on further axes is named beside it.
+TENSOR = {"column- and row-parallel", "vocabulary-parallel"}
+NAMES: dict[str, set[str]] = {
+    "DDP": {"DDP"},
+    "FSDP": {"FSDP"},
+    "HSDP": {"HSDP"},
+    "TP": TENSOR,
+    "TP+SP": {*TENSOR, "sequence-parallel"},
+    "Ulysses": {"Ulysses"},
+    "FSDP x TP": {"FSDP", *TENSOR},
+    "FSDP x TP+SP": {"FSDP", *TENSOR, "sequence-parallel"},
+    "FSDP x Ulysses": {"FSDP", "Ulysses"},
+}
+WORDS = {*(name for names in NAMES.values() for name in names), "expert-parallel"}
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2", "dp=2,tp=4"])
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "bert-large", "t5-11b", "vit-large"])
+def test_the_summary_calls_hand_layouts_by_their_names_and_by_no_others(name: str, mesh: str) -> None:
+    problem = priced(small(name), mesh_of(mesh), Cluster.load("h100"))
+    pins, _ = hand_pins(small(name), problem.space)
+    for which, wanted in NAMES.items():
+        if which not in pins:
+            continue
+        if "," in mesh and wanted & {*TENSOR, "Ulysses"} and "FSDP" not in wanted:
+            wanted = wanted | {"DDP"}
+        if name == "vit-large":
+            wanted = wanted - {"vocabulary-parallel"}
+        text = str(assemble(problem, solve(problem.problem, pins=pins[which]).choice))
+        assert {word for word in WORDS if word in text} == wanted, f"{which}:\n{text}"
+
+
+def test_axes_and_places_are_named() -> None:
+    problem = priced(small("llama3-8b"), mesh_of("dp=2,tp=2"), Cluster.load("h100"))
+    pins = LAYOUTS["FSDP x TP+SP"](problem.space)
+    lines = str(assemble(problem, solve(problem.problem, pins=pins).choice)).splitlines()
+    assert "model.layers.* (x3): dp: FSDP; tp: column- and row-parallel, sequence-parallel" in lines
+    assert "model.embed_tokens, lm_head: dp: FSDP; tp: vocabulary-parallel" in lines
+    pins = LAYOUTS["HSDP"](problem.space)
+    lines = str(assemble(problem, solve(problem.problem, pins=pins).choice)).splitlines()
+    assert "model.embed_tokens, lm_head, model.layers.* (x3): dp x tp: HSDP" in lines
