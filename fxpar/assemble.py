@@ -6,12 +6,13 @@ layout. Out: :class:`~fxpar.plans.Plan`. Nothing is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from fxpar.cost.arcs import plain_layout
 from fxpar.cost.price import Priced
+from fxpar.cost.rows import Passage
 from fxpar.cost.trees import cheapest_tree
 from fxpar.graph import Graph, Node, Ref, Value
 from fxpar.layout import I, Layout
@@ -33,16 +34,21 @@ def assemble(
     marginals: Sequence[np.ndarray] | None = None,
     notes: tuple[str, ...] = (),
     stats: dict[str, int] | None = None,
+    passages: Mapping[int, Passage] | None = None,
+    objective_seconds: float | None = None,
 ) -> Plan:
     """The plan that takes ``choice[i]`` at slot ``i``.
 
     ``marginals`` (for each slot, the best step in seconds for each of its choices) adds runner-ups and reasons.
+    ``passages`` are the conversions of the flows (by number) that must not be just the cheapest, because memory has a
+    price, and ``objective_seconds`` is what the step takes with them.
     """
     space = priced.space
     picked = tuple(int(item) for item in choice[: len(space.slots)])
     joints = [slot.ways[item] for slot, item in zip(space.slots, picked, strict=True)]
-    plans = {name: _graph_plan(priced, name, graph, joints) for name, graph in space.program.graphs().items()}
-    objective = priced.seconds(picked)
+    given = passages or {}
+    plans = {name: _graph_plan(priced, name, graph, joints, given) for name, graph in space.program.graphs().items()}
+    objective = priced.seconds(picked) if objective_seconds is None else objective_seconds
     return Plan(
         mesh=space.mesh,
         cluster=priced.cluster.name,
@@ -84,7 +90,9 @@ def _layout(joint: Joint, side: str, position: int = 0) -> Layout:
     return tuple(getattr(strategy, side)[position] for strategy in joint)
 
 
-def _graph_plan(priced: Priced, name: str, graph: Graph, joints: list[Joint]) -> GraphPlan:
+def _graph_plan(
+    priced: Priced, name: str, graph: Graph, joints: list[Joint], passages: Mapping[int, Passage]
+) -> GraphPlan:
     space = priced.space
     inputs = tuple(_layout(joints[space.input_slots[name, index]], "outputs") for index in range(len(graph.inputs)))
     nodes = tuple(_node_plan(space, name, index, node, joints) for index, node in enumerate(graph.nodes))
@@ -107,12 +115,15 @@ def _graph_plan(priced: Priced, name: str, graph: Graph, joints: list[Joint]) ->
     for value, final in finals:
         if final is not None:
             wanted.setdefault(value, {})[final] = None
-    trees = {}
+    trees, again = {}, {}
     for value, layouts in wanted.items():
-        arcs = _tree(priced, name, value, produced[value], tuple(layouts))
+        passage = passages.get(space.flow_of[name, value])
+        arcs = passage.conversions if passage else _tree(priced, name, value, produced[value], tuple(layouts))
         if arcs:
             trees[value] = arcs
-    return GraphPlan(graph.digest(), inputs, nodes, outputs, updates, trees)
+        if passage and passage.again:
+            again[value] = passage.again
+    return GraphPlan(graph.digest(), inputs, nodes, outputs, updates, trees, again)
 
 
 def _node_plan(space: Space, name: str, index: int, node: Node, joints: list[Joint]) -> NodePlan:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import lru_cache
 
 from fxpar.errors import LayoutError
 
@@ -127,13 +127,17 @@ def nests(a: State, a_degree: int, b: State, b_degree: int) -> bool:
 
 def fits(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) -> bool:
     """Whether a tensor of global ``shape`` can be in ``layout``: every cut is even, and cuts of one dim nest."""
-    places = list(zip(layout, degrees, strict=True))
-    return all(divides(shape, state, degree) for state, degree in places) and all(
-        nests(*a, *b) for a, b in combinations(places, 2)
-    )
+    cuts = [(state, degree) for state, degree in zip(layout, degrees, strict=True) if state.kind == "S"]
+    for number, (state, degree) in enumerate(cuts):
+        if not divides(shape, state, degree):
+            return False
+        if any(not nests(state, degree, *other) for other in cuts[:number]):
+            return False
+    return True
 
 
-def local_layout(layout: Layout, degrees: Sequence[int]) -> Layout:
+@lru_cache(maxsize=65536)
+def local_layout(layout: Layout, degrees: tuple[int, ...]) -> Layout:
     """The states as a rank finds them on its piece, where the other axes' cuts have been made already.
 
     >>> local_layout((S(0), S(0, 2)), (2, 4)), local_layout((S(0, 4), S(0)), (2, 4))

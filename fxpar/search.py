@@ -20,6 +20,7 @@ from fxpar.cost.price import Priced, price
 from fxpar.errors import PlanError, RuleError
 from fxpar.graph import Program
 from fxpar.layout import Layout, Mesh
+from fxpar.limits import plan_within
 from fxpar.pins import pin
 from fxpar.plans import Plan
 from fxpar.progress import progress
@@ -69,10 +70,8 @@ def search(
     Inputs arrive and outputs leave as ``boundary`` says, whole if it is left out. ``optimizer`` names the one that
     will be used; ``memory_limit_bytes`` bounds what a rank holds at once.
     """
-    if memory_limit_bytes is not None:
-        raise PlanError(f"memory_limit_bytes={memory_limit_bytes}: this version cannot limit memory; leave it out")
-    if optimizer != "adamw":
-        raise PlanError(f"optimizer={optimizer!r}: this version prices 'adamw' only")
+    if memory_limit_bytes is not None and not program.footprints:
+        raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
     stages = stages or Stages()
     with stages.stage("space"):
         open_space = space(program, mesh, boundary)
@@ -99,6 +98,17 @@ def search(
         )
         if program.footprints:
             found = replace(found, memory=memory(program, found, optimizer))
+    if memory_limit_bytes is not None and found.memory and found.memory.peak_bytes > memory_limit_bytes:
+        with stages.stage("fit"):
+            fitting = plan_within(
+                priced,
+                memory_limit_bytes,
+                optimizer=optimizer,
+                pins=pins,
+                boundary=boundary,
+                time_limit_seconds=time_limit_seconds,
+            )
+        found = replace(fitting, notes=found.notes, stats=found.stats)
     found = replace(found.with_timings(**stages.seconds), boundary=boundary.rule if boundary else found.boundary)
     stages.write("plan", found.__str__)
     stages.write("explain", found.explain)

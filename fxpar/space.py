@@ -204,7 +204,8 @@ class _Builder:
     def _passing(self, graph: str, value: int) -> Ways:
         """Any layout that a value may have where it enters or leaves a block."""
         meta = self.program.graphs()[graph].values[value]
-        states = [states_of(meta, degree, self.hints.parts(graph, value), at_rest=False) for degree in self.degrees]
+        parts = self.hints.parts(graph, value)
+        states = tuple(states_of(meta, degree, parts, at_rest=False) for degree in self.degrees)
         layouts = layouts_of(states, meta.shape, self.degrees)
         return _ways(layouts, lambda state: Strategy(str(state), (state,), (state,)), states)
 
@@ -212,7 +213,7 @@ class _Builder:
         group = self.groups[graph, item.name]
         if group[0] not in self.parameter_slots:
             parts = self.hints.parts(graph, item.value)
-            states = [states_of(meta, degree, parts, at_rest=True) for degree in self.degrees]
+            states = tuple(states_of(meta, degree, parts, at_rest=True) for degree in self.degrees)
             layouts = layouts_at_rest(states, meta.shape, self.degrees)
             rest = _ways(layouts, lambda state: Strategy(str(state), (), (state,)), states)
             slot = self._slot(Slot("parameter", graph, index, f"parameter {item.name}", rest, len(group)))
@@ -265,7 +266,7 @@ def _wanted(layout: Layout) -> Ways:
     return collected([tuple(Strategy(str(state), (state,), ()) for state in layout)])
 
 
-def _ways(layouts: list[Layout], strategy: Callable[[State], Strategy], states: Sequence[Sequence[State]]) -> Ways:
+def _ways(layouts: Sequence[Layout], strategy: Callable[[State], Strategy], states: Sequence[Sequence[State]]) -> Ways:
     alone = tuple(tuple(strategy(state) for state in axis) for axis in states)
     return collected([tuple(map(strategy, layout)) for layout in layouts], alone)
 

@@ -14,7 +14,7 @@ import numpy as np
 from fxpar.cluster import Cluster, Link
 from fxpar.cost.comm import conversion_seconds
 from fxpar.graph import Value
-from fxpar.layout import Layout, Mesh, State, local_layout, local_share, without_gradient
+from fxpar.layout import Layout, Mesh, State, local_layout, without_gradient
 
 
 def plain_layout(layout: Layout, meta: Value) -> Layout:
@@ -48,19 +48,34 @@ def arc_matrix(
     found = np.full((len(layouts), len(layouts)), np.inf)
     np.fill_diagonal(found, 0.0)
     local = [local_layout(layout, mesh.degrees) for layout in layouts]
+    numbers: dict[State, int] = {}
+    codes = np.array([[numbers.setdefault(state, len(numbers)) for state in layout] for layout in layouts])
+    cut = np.array([state.kind == "S" for state in numbers])
+    shares = np.where(cut[codes], mesh.degrees, 1)
+    known: dict[tuple[object, ...], np.ndarray] = {}
     for axis, (degree, link) in enumerate(zip(mesh.degrees, links, strict=True)):
-        alike: dict[Layout, list[int]] = {}  # layouts that differ on this axis only
-        for number, layout in enumerate(layouts):
-            alike.setdefault((*layout[:axis], *layout[axis + 1 :]), []).append(number)
-        others = (*mesh.degrees[:axis], *mesh.degrees[axis + 1 :])
-        for rest, numbers in alike.items():
-            if len(numbers) > 1:
-                states = tuple(local[number][axis] for number in numbers)
-                here = meta.bytes / local_share(rest, others)
-                found[np.ix_(numbers, numbers)] = _axis_arcs(
-                    states, here, meta.grad, degree, link, cluster, forward_only
-                )
+        others = np.delete(codes, axis, axis=1)
+        share = np.delete(shares, axis, axis=1).prod(axis=1)
+        for alike in _equal_rows(others):  # layouts that differ on this axis only
+            if len(alike) == 1:
+                continue
+            states = tuple(local[number][axis] for number in alike.tolist())
+            here = meta.bytes / int(share[alike[0]])
+            key = (axis, here, *map(id, states))
+            if key not in known:
+                known[key] = _axis_arcs(states, here, meta.grad, degree, link, cluster, forward_only)
+            found[alike[:, None], alike] = known[key]
     return found
+
+
+def _equal_rows(rows: np.ndarray) -> list[np.ndarray]:
+    """The numbers of rows that are equal, group by group."""
+    if not rows.shape[1]:
+        return [np.arange(len(rows))]
+    _, group = np.unique(rows, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
 @lru_cache(maxsize=65536)

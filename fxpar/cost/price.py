@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from fxpar.cost.compute import node_seconds, optimizer_seconds
 from fxpar.cost.trees import Arcs, Tree, cheapest_tree, tree_table
 from fxpar.graph import Value
 from fxpar.layout import I, Layout, R, State, without_gradient
-from fxpar.rules.joint import Ways, layouts_at_rest, layouts_of
+from fxpar.rules.joint import MAX_KEPT, Ways, layouts_at_rest, layouts_of
 from fxpar.rules.strategy import Strategy
 from fxpar.rules.work import flops
 from fxpar.solver.problem import CostTable, Factor, Variable
@@ -127,8 +128,10 @@ def _flow_price(
     links: Sequence[Link],
     cache: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs]],
 ) -> FlowPrice:
-    made = _Sided(space.slots[flow.producer.slot].ways, "outputs", flow.producer.position, flow.meta)
-    read = [(use.slot, _Sided(space.slots[use.slot].ways, "inputs", use.position, flow.meta)) for use in flow.consumers]
+    made = _sided(space.slots[flow.producer.slot].ways, "outputs", flow.producer.position, flow.meta.grad)
+    read = [
+        (use.slot, _sided(space.slots[use.slot].ways, "inputs", use.position, flow.meta.grad)) for use in flow.consumers
+    ]
     at_rest = space.slots[flow.producer.slot].kind == "parameter"
     named = tuple(dict.fromkeys(layout for side in (made, *(side for _, side in read)) for layout in side.layouts))
     between = tuple(
@@ -156,32 +159,42 @@ def _flow_price(
     )
 
 
+@dataclass(frozen=True, eq=False)
 class _Sided:
     """The layouts of one input or output of a slot: ``layouts[index[choice]]``; ``alone`` has the states per axis."""
 
-    def __init__(self, ways: Ways, side: str, position: int, meta: Value) -> None:
-        def states(axes: tuple[tuple[Strategy, ...], ...]) -> list[list[State]]:
-            return [[_state(getattr(item, side)[position], meta) for item in options] for options in axes]
-
-        self.alone = states(ways.alone)
-        table = [dict.fromkeys(options) for options in states(ways.axes)]
-        numbers = [{state: at for at, state in enumerate(known)} for known in table]
-        codes = np.zeros(len(ways), dtype=np.int64)
-        for axis, options in enumerate(states(ways.axes)):
-            own = np.array([numbers[axis][state] for state in options])
-            codes = codes * len(table[axis]) + own[ways.picks[:, axis]]
-        _, first, self.index = np.unique(codes, return_index=True, return_inverse=True)
-        self.layouts = [
-            tuple(_state(item, meta) for item in ways.layout(int(choice), side, position)) for choice in first
-        ]
+    layouts: list[Layout]
+    index: np.ndarray
+    alone: list[list[State]]
 
     def numbers(self, number: dict[Layout, int]) -> np.ndarray:
         """For each choice, the number of its layout."""
         return np.array([number[layout] for layout in self.layouts])[self.index]
 
 
-def _state(state: State, meta: Value) -> State:
-    return state if meta.grad else without_gradient(state)
+@lru_cache(maxsize=MAX_KEPT)
+def _sided(ways: Ways, side: str, position: int, grad: bool) -> _Sided:
+    """One side of ways, which are told apart by identity."""
+
+    def states(axes: tuple[tuple[Strategy, ...], ...]) -> list[list[State]]:
+        return [[_state(getattr(item, side)[position], grad) for item in options] for options in axes]
+
+    table, codes = [], np.zeros(len(ways), dtype=np.int64)
+    for axis, options in enumerate(states(ways.axes)):
+        known = {state: at for at, state in enumerate(dict.fromkeys(options))}
+        own = np.array([known[state] for state in options])
+        codes = codes * len(known) + own[ways.picks[:, axis]]
+        table.append(list(known))
+    different, index = np.unique(codes, return_inverse=True)
+    columns = []
+    for known_states in reversed(table):
+        different, digits = np.divmod(different, len(known_states))
+        columns.append([known_states[digit] for digit in digits.tolist()])
+    return _Sided(list(zip(*reversed(columns), strict=True)), index, states(ways.alone))
+
+
+def _state(state: State, grad: bool) -> State:
+    return state if grad else without_gradient(state)
 
 
 def _factor(tree: FlowPrice) -> Factor:

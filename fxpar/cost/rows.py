@@ -19,7 +19,7 @@ import numpy as np
 from fxpar.cost.arcs import arc_matrix
 from fxpar.cost.memory import OPTIMIZERS
 from fxpar.cost.price import FlowPrice, Priced, pieces, product
-from fxpar.cost.trees import Arcs, cheapest_tree
+from fxpar.cost.trees import Arcs
 from fxpar.graph import Footprint, Value
 from fxpar.layout import Layout, local_share
 from fxpar.solver.problem import CostTable, Factor
@@ -28,7 +28,13 @@ from fxpar.space import Flow, Slot, Space
 #: What the rows bound.
 KEPT, UPDATED = 0, 1
 
-Conversions = tuple[tuple[Layout, Layout], ...]
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The conversions of a value, parents first, and the layouts that are not kept for backward but made again."""
+
+    conversions: tuple[tuple[Layout, Layout], ...]
+    again: tuple[Layout, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,13 +49,12 @@ class FlowRows:
     arcs: Arcs
     factor: Factor
 
-    def tree(self, choice: Sequence[int], prices: Sequence[float]) -> tuple[Conversions, tuple[Layout, ...]]:
-        """Of one passage, at these prices of a byte: its conversions, and the layouts that are made again."""
-        root, targets = self.factor.ends([choice[variable] for variable in self.factor.variables])
+    def passage(self, choice: Sequence[int], arcs: Sequence[tuple[int, int]]) -> Passage:
+        """What a tree of states, as the solver gives it, means."""
+        root, _ = self.factor.ends([choice[variable] for variable in self.factor.variables])
         count, layouts = len(self.price.layouts), self.price.layouts
-        found = cheapest_tree(self.arcs.priced(prices), root, targets, range(4 * count)).arcs
         parents: dict[int, int] = {}
-        for src, dst in sorted(found, key=lambda arc: arc[1] >= 3 * count):
+        for src, dst in sorted(arcs, key=lambda arc: arc[1] >= 3 * count):
             if src % count != dst % count and dst % count != root % count:
                 parents.setdefault(dst % count, src % count)
         reached, conversions = [root % count], []
@@ -57,8 +62,8 @@ class FlowRows:
             children = sorted(dst for dst, src in parents.items() if src == node)
             conversions += [(layouts[node], layouts[child]) for child in children]
             reached += children
-        again = {layouts[dst % count] for src, dst in found if src >= 3 * count and 2 * count <= dst < 3 * count}
-        return tuple(conversions), tuple(sorted(again))
+        again = {layouts[dst % count] for src, dst in arcs if src >= 3 * count and 2 * count <= dst < 3 * count}
+        return Passage(tuple(conversions), tuple(sorted(again)))
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,25 @@ def _slot_bytes(space: Space, slot: Slot, states: int) -> np.ndarray:
             size = graph.values[outputs[position]].bytes
             rows[KEPT] += slot.weight * size / pieces(space, ways, "outputs", position)
     return rows
+
+
+def working_sets(space: Space) -> list[np.ndarray]:
+    """For each slot and choice, the local bytes of what a node reads and writes while it runs; zero for other slots."""
+    return [_working_set(space, slot) for slot in space.slots]
+
+
+def _working_set(space: Space, slot: Slot) -> np.ndarray:
+    total = np.zeros(len(slot.ways))
+    if slot.kind != "node":
+        return total
+    graph = space.program.graphs()[slot.graph]
+    node, views = graph.nodes[slot.index], _footprint(space, slot).views
+    outputs = [out for out in node.outputs if out is not None]
+    for side, values in (("inputs", node.operands), ("outputs", outputs)):
+        for position, value in enumerate(values):
+            if side == "inputs" or position >= len(views) or views[position] is None:
+                total += graph.values[value].bytes / pieces(space, slot.ways, side, position)
+    return total
 
 
 def _footprint(space: Space, slot: Slot) -> Footprint:

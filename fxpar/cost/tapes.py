@@ -7,14 +7,15 @@ In: a captured program with footprints, a plan. Out: :class:`~fxpar.cost.lifetim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fxpar.cost.footprint import local_footprint, moved, whole_loss
 from fxpar.cost.lifetimes import NEW, Remaking, Step, Tape, Walk, walk
+from fxpar.cost.strides import KNOWN, Strides, contiguous, view_strides
 from fxpar.graph import Footprint, Graph, Node, Program, Ref
-from fxpar.layout import Layout, Mesh, conversion, local_share, without_gradient
+from fxpar.layout import Layout, Mesh, conversion, local_share, local_sizes, without_gradient
 from fxpar.plans import GraphPlan, NodePlan
 from fxpar.remade import Path, remade
 
@@ -96,6 +97,7 @@ class _Writer:
         self.readers.update(value for _, value in graph.updates)
         self.remade = remade(graph, plan, self.degrees)
         self.again: dict[int, Remaking] = {}
+        self.strides: dict[int, tuple[Sequence[int], Strides]] = {}
         #: By the tensor that an operation makes: the operation, and the tensors that it reads.
         self.made: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.called: set[str] = set()
@@ -150,6 +152,8 @@ class _Writer:
             if path[-1:] == (layout,):
                 self.steps[-1] = replace(self.steps[-1], views=(None,))  # a view would be copied
                 self.again[tensor] = self._remaking(value, path)
+                shape = local_sizes(self.graph.values[value].shape, layout, self.degrees)
+                self.strides[tensor] = (shape, contiguous(shape))  # whatever is moved arrives in order
         return self.held[value, layout]
 
     def _remaking(self, value: int, path: Path) -> Remaking:
@@ -201,12 +205,15 @@ class _Writer:
             print_ = whole_loss(print_, self.sizes[reads[0]])
         self.made.update(dict.fromkeys(writes, (node.op, reads)))
         fused = self._fused(node, reads)
+        views = print_.views if fused is None else (fused,)
+        if node.op in KNOWN and reads[0] in self.strides:
+            views = self._views(node, chosen, reads[0], writes[0])
         self.steps.append(
             Step(
                 where,
                 reads,
                 writes,
-                print_.views if fused is None else (fused,),
+                views,
                 tuple(self._gradient(node, position, print_) for position in range(len(reads))),
                 print_.operands,
                 print_.outputs,
@@ -215,6 +222,16 @@ class _Writer:
                 print_.backward_bytes,
             )
         )
+
+    def _views(self, node: Node, chosen: NodePlan, read: int, write: int) -> tuple[int | None, ...]:
+        """Whether the result is in the memory of something that was moved, and so lies in other strides than before."""
+        assert node.outputs[0] is not None
+        sizes = local_sizes(self.graph.values[node.outputs[0]].shape, chosen.outputs[0], self.degrees)
+        found = view_strides(node.op, node.args, *self.strides[read], sizes)
+        if found is None:
+            return (None,)
+        self.strides[write] = (sizes, found)
+        return (0,)
 
     def _gradient(self, node: Node, position: int, print_: Footprint) -> int | None:
         """How the gradient of an operand comes about."""

@@ -73,7 +73,20 @@ def node_ways(
         strategies(graph, node, degree, hints) if degree > 1 else strategies(graph, node, 1)[:1] for degree in degrees
     ]
     sizes = _sizes(graph, node)
-    return _joined(tuple(alone), tuple(degrees), sizes)
+    # Equal rules give the very same tuples of strategies, whose hashes would take longer than all else here.
+    key = (*map(id, alone), *degrees, sizes)
+    if key not in _JOINED:
+        _JOINED[key] = _joined(tuple(alone), tuple(degrees), sizes)
+        if len(_JOINED) > MAX_KEPT:
+            del _JOINED[next(iter(_JOINED))]
+    return _JOINED[key]
+
+
+#: Ways by their strategies' identities; they hold the strategies, so the identities stay theirs.
+_JOINED: dict[tuple[object, ...], Ways] = {}
+
+#: Entries of caches, at most.
+MAX_KEPT = 4096
 
 
 def _sizes(graph: Graph, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
@@ -84,7 +97,6 @@ def _sizes(graph: Graph, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple
     )
 
 
-@lru_cache(maxsize=65536)
 def _joined(
     alone: tuple[tuple[Strategy, ...], ...], degrees: tuple[int, ...], sizes: tuple[tuple[tuple[int, ...], ...], ...]
 ) -> Ways:
@@ -141,20 +153,25 @@ def _even(joint: Joint, degrees: Sequence[int], sizes: tuple[tuple[tuple[int, ..
     return True
 
 
-def layouts_of(states: Sequence[Sequence[State]], shape: tuple[int, ...], degrees: Sequence[int]) -> list[Layout]:
+States = tuple[tuple[State, ...], ...]  # per axis
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def layouts_of(states: States, shape: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[Layout, ...]:
     """The layouts of a tensor that is in any of ``states[i]`` on axis ``i``; a dim is cut by the outer axis first.
 
-    >>> layouts_of([[S(0)], [S(0)]], (8,), (2, 4))
-    [(S0, S0/2)]
+    >>> layouts_of(((S(0),), (S(0),)), (8,), (2, 4))
+    ((S0, S0/2),)
     """
     return _fitting((_in_order(layout, degrees, range(len(degrees))) for layout in product(*states)), shape, degrees)
 
 
-def layouts_at_rest(states: Sequence[Sequence[State]], shape: tuple[int, ...], degrees: Sequence[int]) -> list[Layout]:
+@lru_cache(maxsize=MAX_KEPT)
+def layouts_at_rest(states: States, shape: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[Layout, ...]:
     """Like :func:`layouts_of`, with dims cut in any order of the axes: the last to cut can be gathered alone.
 
-    >>> layouts_at_rest([[S(0)], [S(0)]], (8,), (2, 4))
-    [(S0, S0/2), (S0/4, S0)]
+    >>> layouts_at_rest(((S(0),), (S(0),)), (8,), (2, 4))
+    ((S0, S0/2), (S0/4, S0))
     """
     orders = list(permutations(range(len(degrees))))
     return _fitting(
@@ -162,12 +179,15 @@ def layouts_at_rest(states: Sequence[Sequence[State]], shape: tuple[int, ...], d
     )
 
 
-def _fitting(layouts: Iterable[Layout], shape: tuple[int, ...], degrees: Sequence[int]) -> list[Layout]:
-    return list(dict.fromkeys(layout for layout in layouts if fits(shape, layout, degrees)))
+def _fitting(layouts: Iterable[Layout], shape: tuple[int, ...], degrees: Sequence[int]) -> tuple[Layout, ...]:
+    return tuple(layout for layout in dict.fromkeys(layouts) if fits(shape, layout, degrees))
 
 
 def _in_order(layout: Layout, degrees: Sequence[int], order: Iterable[int]) -> Layout:
     """``layout`` with cuts of one dim that cross made one after the other, in ``order``."""
+    cuts = [state.dim for state in layout if state.kind == "S"]
+    if len(set(cuts)) == len(cuts):
+        return layout
     found = list(layout)
     placed: list[int] = []
     for axis in order:

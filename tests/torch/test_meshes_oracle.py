@@ -30,7 +30,7 @@ def mesh_of(degrees: tuple[int, ...]) -> Mesh:
 
 
 def wanted_of(case: Case, program: Program) -> tuple[Tensors, Numbers]:
-    """The operation's tensors by name, and its numbers on one rank: those of torch (test_rules_oracle.py has proved)."""
+    """The operation's tensors by name, and its numbers on one rank: those of torch, test_rules_oracle.py says."""
     pairs = zip(case.tensors, case.graph.inputs, strict=True)
     tensors = {("input", item.name): case._leaf(x, case.graph.values[item.value].grad) for x, item in pairs}
     return tensors, Simulation(program, whole_plan(program)).run(tensors)[0]
