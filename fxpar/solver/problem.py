@@ -176,8 +176,8 @@ class Solution:
 
     ``status`` is ``"optimal"`` or ``"time limit"``, or under a memory limit ``"within gap"`` (as asked) or
     ``"feasible"`` (it fits, and ``gap`` says how much better another might be). ``method`` says what proved it;
-    ``variables`` and ``constraints`` are the size of the integer program (:meth:`CostTable.size`), whether or not it had
-    to be built. Under a memory limit ``bytes`` has what each row comes to, and ``trees`` for each factor the
+    ``variables`` and ``constraints`` are the size of the integer program (:meth:`CostTable.size`), whether or not it
+    had to be built. Under a memory limit ``bytes`` has what each row comes to, and ``trees`` for each factor the
     arcs ``(from, to)`` of its tree (parents first; ``None`` for a table), which need not be the cheapest in seconds.
     """
 
