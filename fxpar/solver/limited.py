@@ -135,13 +135,14 @@ def solve_limited(
     """
     start = time.perf_counter()
     search = _Search(problem, limits)
+    search.begin(minimise)
     rounds = 0
     while rounds < MAX_PRICES:
-        rounds += 1
-        search.look()
         done = search.best is not None and search.best.seconds - search.bound <= gap * search.best.seconds
         if done or not search.next_prices() or time.perf_counter() - start > time_limit_seconds:
             break
+        rounds += 1
+        search.look()
         if search.best is None and search.at_the_edge():
             search.reach(minimise)
     if search.best is None:
@@ -179,6 +180,11 @@ class _Search:
         self.nearest = np.full(len(limits), np.inf)
         self.box = 0.0
         self.seen: dict[tuple[int, ...], Cut] = {}
+
+    def begin(self, minimise: Minimise) -> None:
+        """What is best without limits: a bound, and all that there is to do if it fits."""
+        choice, self.bound = minimise(at_prices(self.problem, self.prices))
+        self.seen[tuple(choice)] = self.add(outcome(self.problem, choice, self.bound * TINY / self.scale))
 
     def look(self) -> None:
         """Bound the problem at the current prices, and find a choice that is good at them."""
