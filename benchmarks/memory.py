@@ -14,23 +14,27 @@ import argparse
 import gc
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from search_time import show
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxpar
+from fxpar.assemble import assemble, random_choice
 from fxpar.capture import capture
 from fxpar.capture.recorder import Allocations
+from fxpar.cluster import Cluster
 from fxpar.cost.memory import memory
-from fxpar.plans import Memory
+from fxpar.cost.price import price
+from fxpar.layout import Mesh
+from fxpar.plans import Memory, Plan
 from fxpar.processes import run_ranks
 from fxpar.runtime.module import applied_plan
+from fxpar.space import space
 
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
 VOCABULARY = 2048
@@ -110,12 +114,16 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of the table. ``cluster`` is what the plan is made for: other prices, other layouts."""
+    """One row of the table. ``cluster`` is what the plan is made for: other prices, other layouts.
+
+    With ``seed`` nothing is planned: every operation does something drawn at random, which no plan would do.
+    """
 
     model: str
     axes: tuple[tuple[str, int], ...]
     cluster: str = "toy"
     optimizer: str = "adamw"
+    seed: int | None = None
 
     @property
     def size(self) -> int:
@@ -135,6 +143,9 @@ CONFIGURATIONS = (
     Configuration("gpt2", (("tp", 2),), cluster="h100"),
     Configuration("llama_long", (("tp", 4),), cluster="h100"),
     Configuration("llama", (("tp", 2),), optimizer="sgd"),
+    *(Configuration(model, (("dp", 2), ("tp", 2))) for model in ("llama", "gpt2", "t5")),
+    Configuration("bert", (("outer", 2), ("inner", 2))),
+    *(Configuration(model, (("tp", 2),), seed=1) for model in ("llama", "gpt2", "bert", "vit")),
 )
 
 
@@ -184,13 +195,25 @@ def run(configuration: Configuration) -> tuple[Memory, list[int]]:
         tuple(degree for _, degree in configuration.axes),
         mesh_dim_names=tuple(name for name, _ in configuration.axes),
     )
-    program = capture(model, (), inputs).program
-    fxpar.parallelize(model, mesh, example_kwargs=inputs, cluster=configuration.cluster)
-    predicted = memory(program, applied_plan(model), configuration.optimizer)
+    drawn = None if configuration.seed is None else drawn_plan(model, inputs, configuration)
+    fxpar.parallelize(
+        model, mesh, example_kwargs=inputs, cluster=configuration.cluster, plan=drawn, optimizer=configuration.optimizer
+    )
+    predicted = applied_plan(model).memory
+    assert predicted is not None
     peak = train(model, inputs, OPTIMIZERS[configuration.optimizer])
     peaks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(peaks, peak)
     return predicted, peaks
+
+
+def drawn_plan(model: nn.Module, inputs: dict[str, torch.Tensor], configuration: Configuration) -> Plan:
+    """A valid plan of random choices, and what it should need."""
+    assert configuration.seed is not None
+    program = capture(model, (), inputs).program
+    priced = price(space(program, Mesh(configuration.axes)), Cluster.load(configuration.cluster))
+    plan = assemble(priced, random_choice(priced.space, configuration.seed))
+    return replace(plan, memory=memory(program, plan, configuration.optimizer))
 
 
 def _on_rank(_rank: int, job: str) -> str:
@@ -200,6 +223,8 @@ def _on_rank(_rank: int, job: str) -> str:
 
 
 def main() -> None:
+    from search_time import show
+
     parser = argparse.ArgumentParser(description="Compare predicted with measured memory.")
     parser.add_argument("--only", default="", help="configurations whose model has this in its name")
     args = parser.parse_args()
@@ -212,13 +237,12 @@ def main() -> None:
         axes = " x ".join(f"{name}={degree}" for name, degree in item.axes)
         parts = ("parameter", "gradient", "optimizer", "activation", "transient", "peak")
         rows.append((
-            item.model, axes, item.cluster, item.optimizer,
+            item.model, axes, item.cluster if item.seed is None else "(drawn)", item.optimizer,
             *(f"{predicted[f'{part}_bytes'] / 1e6:.1f}" for part in parts), predicted["peak_phase"],
             f"{peak / 1e6:.1f}", f"{predicted['peak_bytes'] / peak:.3f}",
         ))  # fmt: skip
-        print(rows[-1], flush=True)
-    header = ("model", "mesh", "cluster", "optimizer", "parameters", "gradients", "states", "activations", "transient",
-              "predicted peak", "in", "measured peak", "ratio")  # fmt: skip
+    header = ("model", "mesh", "planned for", "optimizer", "parameters", "gradients", "states", "activations",
+              "transient", "predicted peak", "in", "measured peak", "ratio")  # fmt: skip
     show("Memory of a training step, MB per rank", header, rows)
 
 
