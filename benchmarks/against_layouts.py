@@ -26,6 +26,7 @@ from fxpar.layout import Mesh
 from fxpar.pins import Pins
 from fxpar.solver import Solution, solve
 from fxpar.space import Space, space
+from fxpar.zoo.sizes import ENTRIES
 
 MESHES = ("tp=2", "tp=4", "tp=8", "dp=2,tp=4", "dp=8,tp=8")
 TRANSFORMERS = "tp_plan"
@@ -78,6 +79,11 @@ def compare(model: Model, mesh: Mesh, cluster: Cluster) -> tuple[Solution, dict[
     return solve(problem.problem), {name: solve(problem.problem, pins=some) for name, some in pins.items()}, refused
 
 
+def batch(name: str, mesh: Mesh) -> int:
+    """The model's usual batch, or a sample for every rank if that is more."""
+    return max(ENTRIES[name].batch, mesh.size)
+
+
 def mesh_of(text: str) -> Mesh:
     """Read ``"dp=2,tp=4"``.
 
@@ -98,7 +104,7 @@ def main() -> None:
     for name in args.models:
         for text in args.meshes:
             mesh, start = mesh_of(text), time.perf_counter()
-            best, found, refused = compare(load(name, shrink=args.shrink, batch=mesh.size), mesh, cluster)
+            best, found, refused = compare(load(name, shrink=args.shrink, batch=batch(name, mesh)), mesh, cluster)
             ratios = [
                 f"{found[which].cost / best.cost:.3f}" if which in found else "-" for which in (*LAYOUTS, TRANSFORMERS)
             ]

@@ -68,12 +68,15 @@ def split(space: Space, followed: Followed, axes: Sequence[int]) -> Pins:
     return pins
 
 
-def undivided(space: Space, followed: Followed, axes: Sequence[int]) -> Pins:
-    """What does not have the dim is computed on every rank of ``axes``."""
+def undivided(space: Space, axes: Sequence[int]) -> Pins:
+    """What does not depend on the batch is computed on every rank of ``axes``."""
+    touched = dims.dependent(space.program)
+    graphs = space.program.graphs()
     return {
         number: _where(slot, lambda choice, slot=slot: not any(slot.ways[choice][axis].divided for axis in axes))
         for number, slot in enumerate(space.slots)
-        if slot.kind == "node" and (slot.graph, slot.index) not in followed.nodes
+        if slot.kind == "node"
+        and not any((slot.graph, value) in touched for value in graphs[slot.graph].nodes[slot.index].operands)
     }
 
 
@@ -110,10 +113,10 @@ def at_rest(space: Space, axes: Iterable[int], *, sharded: bool) -> Pins:
 
 def data_parallel(space: Space, axes: Sequence[int], *, sharded: Sequence[int] = ()) -> Pins:
     """The batch on ``axes``; parameters at rest cut on ``sharded``, whole on the others of ``axes``."""
-    whole, followed = [axis for axis in axes if axis not in sharded], dims.batch(space.program)
+    whole = [axis for axis in axes if axis not in sharded]
     return both(
-        split(space, followed, axes),
-        undivided(space, followed, axes),
+        split(space, dims.batch(space.program), axes),
+        undivided(space, axes),
         at_rest(space, whole, sharded=False),
         at_rest(space, sharded, sharded=True),
     )

@@ -61,6 +61,33 @@ def sequence(program: Program) -> Followed:
     return follow(program, seeds)
 
 
+def dependent(program: Program) -> set[tuple[str, int]]:
+    """The values, by graph, that anything in the batch has a part in, in whatever dim."""
+    found = {("top", value) for value in _carriers(program)}
+
+    def visit(name: str, graph: Graph) -> None:
+        for node in graph.nodes:
+            if not any((name, value) in found for value in node.operands):
+                continue
+            if not node.op.startswith("block:"):
+                found.update((name, out) for out in node.outputs if out is not None)
+                continue
+            block = program.blocks[node.op.removeprefix("block:")]
+            entries = [item.value for item in block.inputs if item.kind == "input"]
+            found.update(
+                (block.name, inner) for arg, inner in zip(node.args, entries, strict=True) if (name, arg.value) in found
+            )
+            visit(block.name, block)
+            found.update(
+                (name, out)
+                for out, ref in zip(node.outputs, block.outputs, strict=True)
+                if out is not None and isinstance(ref, Ref) and (block.name, ref.value) in found
+            )
+
+    visit("top", program.top)
+    return found
+
+
 def stream_of(block: Graph) -> int | None:
     """The value that a block reads, changes and hands on: its first input with three dims that carries a gradient."""
     return next(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxpar.capture import capture
-from fxpar.dims import batch, follow, sequence
+from fxpar.dims import batch, dependent, follow, sequence
 from fxpar.graph import Program
 from tests.models import BATCH, LENGTH, MODELS
 
@@ -54,3 +54,16 @@ def test_a_dim_ends_where_it_must_stay_whole() -> None:
     ops = [block.nodes[index].op for _, index in followed.nodes]
     assert "aten.pow.Tensor_Scalar" in ops and "aten.linear.default" in ops, "the mean is summed, the linear too"
     assert not any("attention" in op for op in ops)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_has_the_batch_depends_on_it(name: str) -> None:
+    program = program_of(name)
+    found = dependent(program)
+    assert set(batch(program).values) <= found
+    parameters = {(graph_name, item.value) for graph_name, graph in program.graphs().items()
+                  for item in graph.inputs if item.kind == "parameter"}  # fmt: skip
+    assert not parameters & found
+    factories = {(graph_name, out) for graph_name, graph in program.graphs().items() for node in graph.nodes
+                 for out in node.outputs if "arange" in node.op and out is not None}  # fmt: skip
+    assert not factories & found and (factories or name in ("mlp", "vit", "bert", "transformer_encoder"))

@@ -20,7 +20,7 @@ ORDER = (
     ("layout", "kernels", "bounds_reference"),
     ("tree_kernels",),
     ("cluster", "graph"),
-    ("rules", "boundary"),
+    ("rules", "boundary", "unfold"),
     ("plans", "hints", "dims", "normalise", "cost.comm", "cost.compute", "cost.trees"),
     ("report", "legality", "space", "solver.problem"),
     ("remade",),

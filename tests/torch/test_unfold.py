@@ -1,0 +1,66 @@
+"""Folding loses nothing: a program without blocks is the same model, and its optimum is the folded one's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.against_layouts import load, mesh_of, priced
+from fxpar.assemble import assemble, random_choice
+from fxpar.cluster import Cluster
+from fxpar.cost.price import price
+from fxpar.layout import Mesh
+from fxpar.precision import Float64Casts
+from fxpar.solver import solve
+from fxpar.space import space
+from fxpar.unfold import unfolded
+from fxpar.zoo.sizes import ENTRIES
+from tests.cases import TOLERANCE, Case
+from tests.models import MODELS
+from tests.simulated import Simulation, largest_error
+
+#: How far the optima may be apart, relative.
+MOST = 1e-3
+LAYERS = {"num_hidden_layers": 4, "n_layer": 4, "num_layers": 4}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_an_unfolded_program_is_the_same_model(name: str) -> None:
+    model, args, kwargs = MODELS[name]()
+    with Float64Casts():
+        case = Case(model, args, kwargs, name=name)
+        program = unfolded(case.program)
+        assert not program.blocks and case.program.blocks
+        assert len(program.top.nodes) == sum(
+            len(graph.nodes) * (len(case.program.instances(block)) if block != "top" else 1)
+            for block, graph in case.program.graphs().items()
+        ) - sum(len(case.program.instances(block)) for block in case.program.blocks)
+        found = price(space(program, Mesh.of({"tp": 2})), Cluster.load("toy"))
+        for choice in (solve(found.problem).choice, random_choice(found.space, 0)):
+            plan = assemble(found, choice)
+            assert set(plan.parameters) == {named for named, _ in model.named_parameters()} - set(program.aliases)
+            numbers = Simulation(program, plan, case.callables).run(case.tensors)
+            error, where = largest_error(numbers, case.wanted)
+            assert error <= TOLERANCE, f"{where} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("gpt2", "tp=2"), ("gpt2", "tp=4"), ("llama3-8b", "tp=4"), ("bert-large", "tp=4"), ("gpt2", "dp=2,tp=2"),
+     ("bert-large", "dp=2,tp=4")],
+)  # fmt: skip
+def test_the_optimum_of_four_layers_is_that_of_the_unfolded_model(
+    name: str, mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ENTRIES[name]
+    layers = {key: value for key, value in LAYERS.items() if key in entry.small}
+    monkeypatch.setitem(ENTRIES, name, replace(entry, small={**entry.small, **layers}))
+    model = load(name, shrink=True, batch=8)
+    assert any(len(model.captured.program.instances(block)) == 4 for block in model.captured.program.blocks)
+    alone = replace(model, captured=replace(model.captured, program=unfolded(model.captured.program)))
+    for cluster in ("h100", "cpu-gloo"):
+        folded, free = (solve(priced(some, mesh_of(mesh), Cluster.load(cluster)).problem) for some in (model, alone))
+        assert (folded.status, free.status) == ("optimal", "optimal")
+        assert free.cost <= folded.cost * (1 + 1e-9), "what folded blocks may do, free ones may do as well"
+        assert folded.cost <= free.cost * (1 + MOST)
