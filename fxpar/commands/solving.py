@@ -27,7 +27,8 @@ def add(commands: Any) -> None:
         "solve",
         help="find strategies of least cost for a strategy graph, within its memory limit",
         description="Read a strategy graph in the JSON format of the ASPLOS 2025 contest on intra-operator parallelism "
-        "and find the strategies of least cost within its memory limit. The last line is the list of strategies.",
+        "and find the strategies of least cost within its memory limit. The last line is the list of strategies. "
+        "Ctrl-C gives the best so far, also with exit status 0; where there is none yet it is 2, as for bad input.",
     )
     parser.add_argument("graph", type=Path, metavar="FILE", help="the graph, .json or .json.gz")
     parser.add_argument(
@@ -85,14 +86,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Printer:
-    """Prints progress, at most once in a while."""
+    """Prints progress: the first of each stage, and then at most once in a while."""
 
     def __init__(self) -> None:
         self.last = -math.inf
+        self.seen: set[str] = set()
 
     def __call__(self, progress: Progress) -> None:
-        if progress.seconds - self.last < SHOW_SECONDS:
+        if progress.seconds - self.last < SHOW_SECONDS and progress.stage in self.seen:
             return
+        self.seen.add(progress.stage)
         self.last = progress.seconds
         found = math.isfinite(progress.cost)
         gap = f"{(progress.cost - progress.bound) / progress.cost:.2%}" if found and progress.cost else "-"

@@ -15,6 +15,7 @@ from itertools import product
 
 import numpy as np
 
+from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
 from fxpar.solver.proof import MILP_ENTRIES, prove
 from fxpar.solver.stages import FORBIDDEN, Progress, Proven, Run, climb, opened, search
@@ -22,6 +23,9 @@ from fxpar.solver.strategy_graph import MAX_COST, StrategyGraph, evaluate
 
 __all__ = ["METHODS", "Progress", "Solution", "solve"]
 
+
+#: No proof is tried on reduced graphs with more matrix entries.
+PROVABLE_ENTRIES = 1_200_000
 
 #: The most combinations that ``method="exhaustive"`` tries.
 MAX_COMBINATIONS = 1_000_000
@@ -59,7 +63,8 @@ def solve(
 
     ``limit_bytes`` replaces the graph's own limit. ``method`` is a key of :data:`METHODS`: ``auto`` decides by size;
     ``milp`` gives the reduced graph to the integer program whatever its size; ``reduce`` stops after reductions and
-    prices; ``local`` never builds the integer program; ``exhaustive`` tries everything. With ``iterations`` (steps of
+    prices; ``local`` never builds the integer program; ``exhaustive`` tries everything, and is what ``auto`` does where
+    the native core was not built (no other method works without it). With ``iterations`` (steps of
     the bound) and enough time, the answer depends on ``seed`` and ``threads`` alone. An interruption (Ctrl-C) gives
     the best so far. Raises :class:`InfeasibleError` if no choice is within the limit (proven, or none was found: the
     message says which), and :class:`SolverError`.
@@ -76,6 +81,7 @@ def solve(
         if not 0 <= limit_bytes <= MAX_COST:
             raise SolverError(f"a limit of {limit_bytes} bytes; it must be from 0 to 2^61")
         graph = dataclasses.replace(graph, limit=int(limit_bytes))
+    method = _without_native(graph, method) if kernels.DEFAULT != "native" else method
     run = Run(graph, time_limit_seconds, iterations, seed, threads, reductions, report)
     status = _search(run, method)
     if run.choice is None and status == "optimal" and (relaxed := _tolerant(graph)) is not None:
@@ -91,7 +97,7 @@ def solve(
             f"no choice within the limit of {graph.limit} bytes was found in {run.seconds:.1f} s; that proves nothing, "
             "allow more time"
         )
-    cost = int(run.cost)
+    cost = evaluate(graph, run.choice).cost
     bound = cost if status == "optimal" else min(run.bound, cost)
     return Solution(
         choice=tuple(run.choice.tolist()),
@@ -102,6 +108,18 @@ def solve(
         seconds=run.seconds,
         log=tuple(run.log),
     )
+
+
+def _without_native(graph: StrategyGraph, method: str) -> str:
+    """Small graphs can be searched in Python."""
+    if method == "auto" and math.prod(graph.counts.tolist()) <= MAX_COMBINATIONS:
+        return "exhaustive"
+    if method != "exhaustive":
+        raise SolverError(
+            f"a graph of {graph.nodes} nodes with method {method!r} needs fxpar's native core, which was not built; "
+            "install fxpar again where a C++17 compiler is (from a checkout: pip install -e .)"
+        )
+    return method
 
 
 def _search(run: Run, method: str) -> str:
@@ -140,14 +158,14 @@ def _tolerant(graph: StrategyGraph) -> StrategyGraph | None:
 
 def _auto(run: Run) -> None:
     problem = opened(run)
-    if problem.sizes()["entries"] > 20 * MILP_ENTRIES:
+    if problem.sizes()["entries"] > PROVABLE_ENTRIES:
         search(run, problem)
     else:
-        prove(run, problem)
+        prove(run, problem, MILP_ENTRIES)
 
 
 def _milp(run: Run) -> None:
-    prove(run, opened(run), most_entries=10**9)
+    prove(run, opened(run), 10**9)
 
 
 def _reduce(run: Run) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import count
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ import numpy as np
 from fxpar import kernels
 from fxpar.solver.stages import MOVES_PER_STEP, Run, ascend, climb, reduced, search, walk
 
-#: The integer program is given graphs with at most this many matrix entries.
+#: The integer program is given whole graphs with at most this many matrix entries.
 MILP_ENTRIES = 60_000
 
-#: One of which only a part is looked at may have so many.
-PART_ENTRIES = 320_000
+#: One that is only a part may have so many, and this share of the time.
+PART_ENTRIES, PART_SHARE = 320_000, 0.125
 
 #: Least costs that are guessed, in parts of the way from the bound to the best.
 GUESSES = (1 / 32, 1 / 8, 1 / 2)
@@ -38,8 +38,11 @@ BRANCHING, PATIENCE = 0.85, 0.25
 STEPS_PER_PART = 100
 
 
-def prove(run: Run, problem: Any, most_entries: int = MILP_ENTRIES) -> None:
-    """Strategies that no better choice can have are left out, again and again; the rest is split or solved."""
+def prove(run: Run, problem: Any, most_entries: int) -> None:
+    """Strategies that no better choice can have are left out, again and again; the rest is split or solved.
+
+    The integer program is given graphs with at most ``most_entries`` matrix entries.
+    """
     steps = max((run.iterations or 10**9) // 4, 1)
     climb(run, problem, PRUNING * run.time_limit_seconds, steps)
     size = min(1.0, problem.sizes()["entries"] / MILP_ENTRIES)  # small graphs are better off with the integer program
@@ -81,46 +84,72 @@ def _prune(run: Run, problem: Any, most: float, found: Callable[[float], None]) 
             return problem, True
 
 
+@dataclass
+class _Parts:
+    """Parts of all choices that together have everything that is cheaper than the best."""
+
+    open: list[tuple[float, int, Any]]  # a heap: the least bound first, then the oldest
+    stuck: list[float] = field(default_factory=list)  # bounds of those that were given up, or are done with
+    split: int = 0
+    made: int = 1
+
+    @property
+    def bound(self) -> float:
+        """A lower bound of every choice in them."""
+        return min([*self.stuck, *(bound for bound, _, _ in self.open[:1])], default=math.inf)
+
+    def push(self, bound: float, part: Any) -> None:
+        self.made += 1
+        heapq.heappush(self.open, (bound, self.made, part))
+
+
 def _branch(run: Run, problem: Any, seconds: float) -> None:
     """Split what variables may hold, always in the part with the least bound, until no part is left or time is up."""
+    run.show("branching")
     branchers = [kernels.native().Brancher(problem) for _ in range(run.threads)]
-    numbers, closed, first = count(), 0, run.bound
-    start = time.perf_counter()
-    parts = [(problem.bound, next(numbers), branchers[0].root())]
-    stuck: list[float] = []  # bounds of parts that were given up
+    parts = _Parts([(problem.bound, 0, branchers[0].root())])
+    start, first = time.perf_counter(), run.bound
     most_parts = max((run.iterations or 10**9) // STEPS_PER_PART, 1)
     with ThreadPoolExecutor(run.threads) as pool:
         try:
-            while parts and (spent := time.perf_counter() - start) < seconds and next(numbers) < most_parts:
-                if spent > PATIENCE * seconds and run.bound - first < PATIENCE * (run.cost - first):
+            while parts.open and (spent := time.perf_counter() - start) < seconds and parts.split < most_parts:
+                slow = spent > PATIENCE * seconds and run.bound - first < PATIENCE * (run.cost - first)
+                if slow or min(parts.stuck, default=math.inf) <= min(parts.open[0][0], run.cost - 1):
                     break
-                taken = [heapq.heappop(parts) for _ in range(min(run.threads, len(parts)))]
-                tasks = [
-                    pool.submit(brancher.split, part, run.cost - 1 + 1e-6)
-                    for brancher, (_, _, part) in zip(branchers, taken, strict=False)
-                ]
-                if not _finished(tasks, start + seconds):
-                    for part in taken:
-                        heapq.heappush(parts, part)
-                    break
-                for (bound, _, _), task in zip(taken, tasks, strict=True):
-                    pieces = task.result()
-                    if len(pieces) == 1:
-                        closed += 1
-                        stuck.append(max(bound, _close(run, problem, pieces[0], start + seconds)))
-                        continue
-                    for piece in pieces:
-                        heapq.heappush(parts, (max(bound, piece.bound), next(numbers), piece))
+                _round(run, problem, parts, branchers, pool, start + seconds)
                 for brancher in branchers:
                     brancher.offer(problem)
                 if (choice := problem.choice()) is not None:
                     run.offer(choice)
-                run.raise_bound(min([*stuck, *(bound for bound, _, _ in parts[:1]), run.cost]))
+                run.raise_bound(min(parts.bound, run.cost))
                 run.show("branching")
         finally:
             for brancher in branchers:
                 brancher.stop()
-            run.log.append(f"{next(numbers)} parts, {closed} of them given to the integer program, {len(parts)} left")
+            run.log.append(f"{parts.split} parts split or solved, {len(parts.open)} left")
+
+
+def _round(
+    run: Run, problem: Any, parts: _Parts, branchers: Sequence[Any], pool: ThreadPoolExecutor, end: float
+) -> None:
+    """Split as many parts as there are threads; one that is better not split is given to the integer program."""
+    taken = [heapq.heappop(parts.open) for _ in range(min(len(branchers), len(parts.open)))]
+    tasks = [
+        pool.submit(brancher.split, part, run.cost - 1 + 1e-6)
+        for brancher, (_, _, part) in zip(branchers, taken, strict=False)
+    ]
+    if not _finished(tasks, end):
+        for bound, _, part in taken:
+            parts.push(bound, part)
+        return
+    for (bound, _, _), task in zip(taken, tasks, strict=True):
+        parts.split += 1
+        pieces = task.result()
+        if len(pieces) == 1:
+            parts.stuck.append(max(bound, _close(run, problem, pieces[0], end)))
+            continue
+        for piece in pieces:
+            parts.push(max(bound, piece.bound), piece)
 
 
 def _finished(tasks: Sequence[Future[Any]], end: float) -> bool:
@@ -146,7 +175,7 @@ def _close(run: Run, problem: Any, part: Any, end: float) -> float:
         return math.inf
     if rest.sizes()["entries"] > PART_ENTRIES:
         return max(bounds)
-    return max(*bounds, _integer_program(run, rest, end - time.perf_counter(), whole=False))
+    return max(*bounds, _integer_program(run, rest, PART_SHARE * (end - time.perf_counter()), whole=False))
 
 
 def _guess(run: Run, problem: Any) -> None:

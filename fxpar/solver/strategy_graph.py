@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,7 +143,7 @@ def read_graph(path: str | Path) -> StrategyGraph:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise SolverError(f"{path} is not JSON: {error.msg}, line {error.lineno}, column {error.colno}") from None
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise SolverError(f"{path} cannot be read: {error}") from None
     return _graph(data, str(path))
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +130,107 @@ def test_interruption_gives_the_best_so_far() -> None:
     found = solve(chain(), method="local", report=interrupt)
     assert found.status == "interrupted"
     assert evaluate(chain(), found.choice).feasible and found.bound <= found.cost
+
+
+def contested(nodes: int, strategies: int) -> StrategyGraph:
+    """A graph that no method is done with soon: random costs on a random graph, and half of the memory wanted."""
+    draw = np.random.default_rng(7)
+    costs = draw.integers(0, 1000, (nodes, strategies)).tolist()
+    usages = np.sort(draw.integers(0, 500, (nodes, strategies)))[:, ::-1].tolist()
+    spans = [[at, at + 20] for at in range(nodes)]
+    pairs = sorted({tuple(sorted(pair)) for pair in draw.integers(0, nodes, (3 * nodes, 2)).tolist()})
+    edges = [(a, b, draw.integers(0, 1000, strategies**2).tolist()) for a, b in pairs if a != b]
+    return StrategyGraph.of(costs, usages, spans, edges, min(nodes, 20) * 200)
+
+
+STAGES = [
+    ("reduce", "bound", 150, 15),
+    ("local", "search", 150, 15),
+    ("milp", "integer program", 40, 12),
+    ("auto", "branching", 150, 15),
+]
+
+
+@pytest.mark.parametrize(("method", "stage", "nodes", "strategies"), STAGES, ids=[stage for _, stage, *_ in STAGES])
+def test_ctrl_c_prints_the_best_so_far(tmp_path: Path, method: str, stage: str, nodes: int, strategies: int) -> None:
+    graph = contested(nodes, strategies)
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(document(graph)))
+    command = [sys.executable, "-m", "fxpar", "solve", str(path), "--method", method, "--time-limit", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        lines = []
+        for line in running.stdout:
+            lines.append(line)
+            if f"({stage})" in line and " feasible" in line.replace("not feasible", ""):
+                break
+        start = time.perf_counter()
+        running.send_signal(signal.SIGINT)
+        rest, errors = running.communicate(timeout=60)
+        taken = time.perf_counter() - start
+    assert running.returncode == 0, errors
+    *_, summary, choice = rest.splitlines()
+    assert summary.startswith("interrupted"), lines[-1] + summary
+    assert evaluate(graph, json.loads(choice)).feasible
+    assert taken < 20  # about one second on a machine that does nothing else
+
+
+def document(graph: StrategyGraph) -> dict[str, object]:
+    """The graph in the contest's format."""
+    nodes = {
+        "costs": [part.tolist() for part in np.split(graph.costs, graph.first[1:-1])],
+        "usages": [part.tolist() for part in np.split(graph.usages, graph.first[1:-1])],
+        "intervals": graph.intervals.tolist(),
+    }
+    edges = {
+        "nodes": graph.ends.tolist(),
+        "costs": [part.tolist() for part in np.split(graph.edge_costs, graph.places[1:-1])],
+    }
+    return {"problem": {"nodes": nodes, "edges": edges, "usage_limit": graph.limit}}
+
+
+def test_without_the_native_core_small_graphs_are_solved_and_others_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = solve(chain(4)).cost
+    monkeypatch.setattr(kernels, "DEFAULT", "numpy")
+    monkeypatch.setattr(kernels, "_native", None)
+    assert solve(chain(4)).cost == best
+    for method in ("auto", "milp"):
+        with pytest.raises(SolverError, match=r"native core, which was not built.*pip install"):
+            solve(chain(16), method=method)
+
+
+def test_strategies_and_pairs_without_room_are_left_out() -> None:
+    # Node 0 holds at least 4 of the 10 all the time: neither may node 1 hold 7, nor may nodes 1 and 2 hold 5 and 4.
+    usages = [[4, 4], [7, 5, 1], [4, 2]]
+    edges = [(0, 1, [0, 3, 5, 2, 0, 1]), (1, 2, [0, 1, 0, 2, 3, 0])]
+    graph = StrategyGraph.of([[2, 1], [0, 1, 9], [0, 8]], usages, [[0, 9], [2, 5], [4, 6]], edges, 10)
+    found = solve(graph)
+    assert found.status == "optimal" and found.cost == solve(graph, method="exhaustive").cost
+    assert ", 1 oversized" in found.log[0] or ", 2 oversized" in found.log[0]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6))
+def test_splitting_by_memory_proves_the_same(seed: int) -> None:
+    """Graphs that would go to the integer program at once are split first."""
+    draw = np.random.default_rng(seed)
+    nodes = 7
+    usages = draw.integers(0, 9, (nodes, 4)).tolist()
+    edges = [(a, b, draw.integers(0, 20, 16).tolist()) for a in range(nodes) for b in range(a)]
+    graph = StrategyGraph.of(draw.integers(0, 20, (nodes, 4)).tolist(), usages, [[0, 5]] * nodes, edges, 24)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fxpar.solver.engine.MILP_ENTRIES", 0)
+        found = solve(graph, iterations=2000)
+    assert found.status == "optimal" and found.cost == optimum(graph)
+
+
+def test_parts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = contested(14, 5)
+    best = solve(graph)
+    monkeypatch.setattr("fxpar.solver.engine.MILP_ENTRIES", 0)
+    found = solve(graph)
+    assert (found.status, found.cost) == ("optimal", best.cost)
+    assert any(line.endswith("parts split or solved, 0 left") and not line.startswith("1 ") for line in found.log)
 
 
 def test_sums_beyond_64_bits_are_exact() -> None:

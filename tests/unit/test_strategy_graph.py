@@ -97,13 +97,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("data", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_what_is_wrong_is_named(tmp_path: Path, data: Any, message: str) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], data: Any, message: str) -> None:
+    path = str(written(tmp_path, data))
     with pytest.raises(SolverError, match=message):
-        read_graph(written(tmp_path, data))
+        read_graph(path)
+    assert cli.main(["solve", path]) == 2
+    assert path in capsys.readouterr().err
 
 
 def test_damaged_gzip(tmp_path: Path) -> None:
-    for number, content in enumerate((b"no gzip", gzip.compress(json.dumps(GOOD).encode())[:-9])):
+    good = gzip.compress(json.dumps(GOOD).encode())
+    middle = len(good) // 2
+    damaged = good[:middle] + bytes(byte ^ 255 for byte in good[middle:])
+    for number, content in enumerate((b"no gzip", good[:-9], damaged)):
         path = tmp_path / f"{number}.json.gz"
         path.write_bytes(content)
         with pytest.raises(SolverError, match="cannot be read"):
@@ -137,6 +143,34 @@ def test_any_json_is_a_graph_or_one_clear_error(tmp_path: Path, data: st.DataObj
         assert str(path) in str(error)
     else:
         evaluate(read, [0] * read.nodes)
+
+
+EDITS = st.lists(
+    st.tuples(st.integers(0, 10_000), st.integers(0, 3), st.sampled_from([*b'0123456789-.,:[]{}"eE', 0, 10, 195, 255])),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=EDITS, packed=st.booleans())
+def test_any_bytes_are_solved_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], edits: list[tuple[int, int, int]], packed: bool
+) -> None:
+    """Bytes of a good file are put in, left out and replaced; the command never ends in any other way."""
+    content = bytearray(gzip.compress(json.dumps(GOOD).encode(), mtime=0) if packed else json.dumps(GOOD).encode())
+    for place, removed, byte in edits:
+        place %= len(content)
+        content[place : place + removed] = bytes([byte])
+    path = tmp_path / ("graph.json.gz" if packed else "graph.json")
+    path.write_bytes(content)
+    status = cli.main(["solve", str(path), "--method", "exhaustive"])
+    out, err = capsys.readouterr()
+    if status == 0:
+        assert evaluate(read_graph(path), json.loads(out.splitlines()[-1])).feasible
+    else:
+        assert status == 2 and len(err.splitlines()) == 1
+        assert str(path) in err or "no choice of strategies is within" in err or "too many to try" in err
 
 
 def test_the_command_ends_with_the_strategies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
