@@ -51,6 +51,7 @@ def plan(
     optimizer: str = "adamw",
     memory_limit_bytes: int | None = None,
     strict: bool = False,
+    check_folding: bool = False,
     whole: Sequence[str] = (),
     time_limit_seconds: float = 60.0,
     dump: str | Path | None = None,
@@ -69,8 +70,9 @@ def plan(
     one call. ``constraints`` holds parameters, or what modules return, in given states by glob
     (``{"*.down_proj.weight": "S1@tp", "*.mlp": "S1@tp"}``, :func:`fxpar.pins.pin`); axes not named are left open.
     ``optimizer`` and ``memory_limit_bytes`` are what the plan has to leave room for on every device. ``whole`` are
-    globs of modules to compute whole, untraced. ``strict`` refuses operations without a rule. ``dump`` is a folder for
-    the text of every stage.
+    globs of modules to compute whole, untraced. ``strict`` refuses operations without a rule. ``check_folding``
+    also plans without folding repeated blocks, and the plan says what folding costs. ``dump`` is a folder for the text
+    of every stage.
 
     Raises :class:`~fxpar.errors.CaptureError` when the model cannot be captured, :class:`~fxpar.errors.RuleError` under
     ``strict``, :class:`~fxpar.errors.LayoutError` for a mesh or placements that cannot be used,
@@ -98,6 +100,7 @@ def plan(
         optimizer=optimizer,
         memory_limit_bytes=memory_limit_bytes,
         strict=strict,
+        check_folding=check_folding,
         time_limit_seconds=time_limit_seconds,
         stages=stages,
         notes=captured.notes,

@@ -143,7 +143,8 @@ class Plan:
     nobody searched. ``whole_seconds`` is the step without any split; ``split_seconds`` is the best step in which
     some parameter is split (``None`` if none can be). ``boundary`` says in which layouts inputs arrive and outputs
     leave, also of calls that are planned later. ``memory`` is what a step takes on each device, if it is known.
-    ``parts`` says in words what is done where.
+    ``parts`` says in words what is done where. ``folding_gap`` is the share of the step that could be saved at most if
+    every instance of a block were split in its own way (``None``: nobody has looked).
     """
 
     mesh: Mesh
@@ -169,6 +170,7 @@ class Plan:
     boundary: BoundaryRule = field(default_factory=BoundaryRule)
     memory: Memory | None = None
     parts: tuple[Part, ...] = ()
+    folding_gap: float | None = None
 
     @property
     def digest(self) -> str:
@@ -229,6 +231,7 @@ class Plan:
                 "notes": self.notes,
                 "boundary": _rule_out(self.boundary),
                 "memory": self.memory and {name: getattr(self.memory, name) for name in Memory.__slots__},
+                "folding_gap": self.folding_gap,
                 "parts": [[part.place, part.count, part.axis, part.styles] for part in self.parts],
             },
             indent=indent,
@@ -269,9 +272,8 @@ def _plan_in(data: dict[str, Any]) -> Plan:
         notes=tuple(data["notes"]),
         boundary=_rule_in(data.get("boundary", {})),
         memory=_memory_in(data.get("memory")),
-        parts=tuple(
-            Part(place, count, axis, tuple(styles)) for place, count, axis, styles in data.get("parts", [])
-        ),
+        folding_gap=data.get("folding_gap"),
+        parts=tuple(Part(place, count, axis, tuple(styles)) for place, count, axis, styles in data.get("parts", [])),
         **{name: data[name] for name in plain},
     )
 

@@ -26,6 +26,11 @@ from fxpar.plans import Plan
 from fxpar.progress import progress
 from fxpar.solver import min_marginals, solve
 from fxpar.space import Space, space
+from fxpar.unfold import unfolded
+
+
+#: Optima are proven to this relative precision: smaller differences are none.
+PROVEN_TO = 1e-9
 
 
 class Stages:
@@ -61,6 +66,7 @@ def search(
     optimizer: str = "adamw",
     memory_limit_bytes: int | None = None,
     strict: bool = False,
+    check_folding: bool = False,
     time_limit_seconds: float = 60.0,
     stages: Stages | None = None,
     notes: Sequence[str] = (),
@@ -68,8 +74,11 @@ def search(
     """The cheapest plan for a captured program; ``parameters`` are states to hold, by glob.
 
     Inputs arrive and outputs leave as ``boundary`` says, whole if it is left out. ``optimizer`` names the one that
-    will be used; ``memory_limit_bytes`` bounds what a rank holds at once.
+    will be used; ``memory_limit_bytes`` bounds what a rank holds at once. With ``check_folding`` the program is solved
+    without blocks as well, and the plan says what folding costs.
     """
+    if check_folding and memory_limit_bytes is not None:
+        raise PlanError("check_folding compares steps without a limit: leave memory_limit_bytes out, or check_folding")
     if memory_limit_bytes is not None and not program.footprints:
         raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
     stages = stages or Stages()
@@ -98,6 +107,11 @@ def search(
         )
         if program.footprints:
             found = replace(found, memory=memory(program, found, optimizer))
+    if check_folding:
+        with stages.stage("unfold"):
+            bound = _unfolded_bound_seconds(program, mesh, cluster, boundary, parameters, time_limit_seconds)
+        share = 1.0 - bound / solution.cost if solution.cost else 0.0
+        found = replace(found, folding_gap=share if share > PROVEN_TO else 0.0)
     if memory_limit_bytes is not None and found.memory and found.memory.peak_bytes > memory_limit_bytes:
         with stages.stage("fit"):
             fitting = plan_within(
@@ -113,6 +127,20 @@ def search(
     stages.write("plan", found.__str__)
     stages.write("explain", found.explain)
     return found
+
+
+def _unfolded_bound_seconds(
+    program: Program,
+    mesh: Mesh,
+    cluster: Cluster,
+    boundary: Boundary | None,
+    parameters: Mapping[str, str | Layout] | None,
+    time_limit_seconds: float,
+) -> float:
+    """What a step takes at least when every instance of a block is split in its own way."""
+    free = space(unfolded(program), mesh, boundary)
+    pins = pin(free, constraints=parameters)
+    return solve(price(free, cluster).problem, pins=pins, time_limit_seconds=time_limit_seconds).bound
 
 
 def statistics(open_space: Space, priced: Priced) -> dict[str, int]:

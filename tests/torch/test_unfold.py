@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+import fxpar
 from benchmarks.against_layouts import load, mesh_of, priced
 from fxpar.assemble import assemble, random_choice
 from fxpar.cluster import Cluster
 from fxpar.cost.price import price
+from fxpar.errors import PlanError
 from fxpar.layout import Mesh
+from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.solver import solve
 from fxpar.space import space
@@ -64,3 +67,16 @@ def test_the_optimum_of_four_layers_is_that_of_the_unfolded_model(
         assert (folded.status, free.status) == ("optimal", "optimal")
         assert free.cost <= folded.cost * (1 + 1e-9), "what folded blocks may do, free ones may do as well"
         assert folded.cost <= free.cost * (1 + MOST)
+
+
+def test_a_plan_says_what_folding_costs_when_asked() -> None:
+    model, args, kwargs = MODELS["gpt2"]()
+    options = {"example_args": args, "example_kwargs": kwargs, "cluster": "cpu-gloo"}
+    constraints = {"transformer.h.*.mlp.c_fc.weight": "S1"}
+    plan = fxpar.plan(model, {"tp": 2}, check_folding=True, constraints=constraints, **options)
+    assert plan.folding_gap is not None and 0 <= plan.folding_gap <= MOST
+    assert "instances of a block split differently would save at most 0 %" in str(plan)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert fxpar.plan(model, {"tp": 2}, **options).folding_gap is None
+    with pytest.raises(PlanError, match="compares steps without a limit"):
+        fxpar.plan(model, {"tp": 2}, check_folding=True, memory_limit_bytes=10**9, **options)
