@@ -100,25 +100,26 @@ def main() -> None:
     parser.add_argument("--cluster", default="h100")
     parser.add_argument("--shrink", action="store_true", help="small sizes of the same models")
     args = parser.parse_args()
-    rows, reasons, cluster = [], dict[str, None](), Cluster.load(args.cluster)
+    rows, cluster = [], Cluster.load(args.cluster)
+    reasons, ratios = dict[tuple[str, str], str](), dict[tuple[str, str, str], float]()
     for name in args.models:
         for text in args.meshes:
             mesh, start = mesh_of(text), time.perf_counter()
-            best, found, refused = compare(load(name, shrink=args.shrink, batch=batch(name, mesh)), mesh, cluster)
-            ratios = [
-                f"{found[which].cost / best.cost:.3f}" if which in found else "-" for which in (*LAYOUTS, TRANSFORMERS)
-            ]
-            took = time.perf_counter() - start
-            rows.append((name, text, f"{1e3 * best.cost:.3f}", best.status, *ratios, f"{took:.1f}"))
-            reasons.update(
-                dict.fromkeys(
-                    f"{name}, {text}, {which}: {why}" for which, why in refused.items() if "two axes" not in why
-                )
-            )
-            print(*rows[-1], flush=True)
+            model = load(name, shrink=args.shrink, batch=batch(name, mesh))
+            best, found, refused = compare(model, mesh, cluster)
+            own = {which: solution.cost / best.cost for which, solution in found.items()}
+            ratios |= {(name, text, which): ratio for which, ratio in own.items()}
+            shown = [f"{own[which]:.3f}" if which in own else "-" for which in (*LAYOUTS, TRANSFORMERS)]
+            took = f"{time.perf_counter() - start:.1f}"
+            rows.append((name, text, f"{1e3 * best.cost:.3f}", best.status, *shown, took))
+            for which, why in refused.items():
+                if "two axes" not in why:
+                    reasons.setdefault((name, which), f"{which} of {name} on {text}: {why}")
     header = ("model", "mesh", "optimum, ms", "status", *LAYOUTS, TRANSFORMERS, "all, s")
     show(f"Hand layouts over the optimum ({args.cluster}), modelled seconds of a step", header, rows)
-    print("\n".join(["", *reasons]))
+    least = min(ratios, key=ratios.__getitem__)
+    print(f"\nThe smallest of {len(ratios)} ratios is {ratios[least]:.9f}: {', '.join(least)}.\n")
+    print("\n".join(f"- {reason}" for reason in reasons.values()))
 
 
 if __name__ == "__main__":

@@ -140,11 +140,13 @@ def _narrow(pins: Pins, held: dict[int, str], space: Space, place: Place, wanted
         able = {choice for choice, layout in layouts.items() if layout == wanted}
         wish = Wish(layout_text(wanted, space.mesh), tuple(enumerate(local_layout(wanted, degrees))))
     if not able:
+        states = dict.fromkeys((axis, local_layout(layout, degrees)[axis])
+                               for axis, _ in wish.states for layout in layouts.values())  # fmt: skip
         raise InfeasibleError(
             f"{place.name} of shape {list(place.shape)} cannot be {wish.text} on a mesh of "
             + ", ".join(f"{name}={degree}" for name, degree in space.mesh.axes)
             + f": {_reason(space, place, wish)}. It can be "
-            + ", ".join(dict.fromkeys(layout_text(layout, space.mesh) for layout in layouts.values()))
+            + ", ".join(f"{state}@{space.mesh.names[axis]}" for axis, state in states)
         )
     left = able & pins.get(place.slot, able)
     if not left:

@@ -10,7 +10,10 @@ from benchmarks.against_layouts import TRANSFORMERS, Model, compare, hand_pins, 
 from benchmarks.layouts import LAYOUTS
 from fxpar.assemble import assemble
 from fxpar.cluster import Cluster
+from fxpar.precision import Float64Casts
 from fxpar.solver import solve
+from tests.cases import TOLERANCE, Case
+from tests.models import MODELS
 
 MESHES = ("tp=2", "tp=4", "dp=2,tp=2", "dp=2,tp=4")
 FAMILIES = ("llama3-8b", "gpt2", "bert-large", "t5-11b", "vit-large", "mixtral-8x7b")
@@ -86,3 +89,15 @@ def test_axes_and_places_are_named() -> None:
     pins = LAYOUTS["HSDP"](problem.space)
     lines = str(assemble(problem, solve(problem.problem, pins=pins).choice)).splitlines()
     assert "model.embed_tokens, lm_head, model.layers.* (x3): dp x tp: HSDP" in lines
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "vit"])
+def test_hand_layouts_on_two_axes_have_the_models_numbers(name: str) -> None:
+    model, args, kwargs = MODELS[name]()
+    with Float64Casts():
+        case = Case(model, args, kwargs, name=name)
+        problem = case.priced((2, 2))
+        for which in ("HSDP", "FSDP x TP+SP", "FSDP x Ulysses"):
+            plan = assemble(problem, solve(problem.problem, pins=LAYOUTS[which](problem.space)).choice)
+            error, where = case.error(plan)
+            assert error <= TOLERANCE, f"{which}: {where} is off by {error:.1e}"

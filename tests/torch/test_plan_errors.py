@@ -111,7 +111,7 @@ def test_constraints_that_match_nothing_or_cannot_be_name_the_nearest_and_what_t
     ):
         with pytest.raises(PlanError, match=message):
             fxpar.plan(model, {"tp": 4}, example_args=args, cluster="toy", constraints={pattern: "S0"})
-    with pytest.raises(InfeasibleError, match=r"head\.weight .* cannot be S5 .*no dim 5\. It can be replicated, S0@tp"):
+    with pytest.raises(InfeasibleError, match=r"head\.weight .* cannot be S5 .*no dim 5\. It can be I@tp, S0@tp"):
         fxpar.plan(model, {"tp": 4}, example_args=args, cluster="toy", constraints={"head.weight": "S5"})
     with pytest.raises(LayoutError, match=r"names axis 'dp'; the mesh has tp"):
         fxpar.plan(model, {"tp": 4}, example_args=args, cluster="toy", constraints={"head.weight": "S0@dp"})
