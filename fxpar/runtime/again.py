@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,22 +41,27 @@ def mark(x: Tensor, before: Tensor, source: Tensor, steps: tuple[Step, ...], nam
 
 
 @contextmanager
-def made_again(wanted: bool = True) -> Iterator[None]:
+def made_again(wanted: bool, owners: Callable[[], Sequence[tuple[Tensor, Tensor]]] = tuple) -> Iterator[None]:
     """What autograd saves in here of marked tensors, and of views of them, is made again in backward.
 
     Hooks on saved tensors that are in force already, such as those of activation checkpointing, get all other tensors,
     and what marked ones are made of. Not ``wanted``, without gradients and in compiled code, everything is kept.
+    ``owners`` gives local tensors and the DTensors that they are the pieces of: operations on a DTensor raise its own
+    version and not that of its piece.
     """
     if not wanted or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         yield
         return
-    keeper = _Keeper(torch._C._autograd._top_saved_tensors_default_hooks(False))
-    outer, _running.keeper = _running.keeper, keeper
+    outer = _running.keeper
+    keeper = _Keeper(torch._C._autograd._top_saved_tensors_default_hooks(False), outer)
+    keeper.owners.update((piece.untyped_storage(), owner) for piece, owner in owners())
+    _running.keeper = keeper
     try:
         with saved_tensors_hooks(keeper.pack, keeper.unpack):
             yield
     finally:
         _running.keeper = outer
+        keeper.recipes.clear()  # of what was not saved: its memory may live on, and what it was made of would too
 
 
 class _Recipe:
@@ -65,7 +70,7 @@ class _Recipe:
     def __init__(self, keeper: _Keeper, x: Tensor, source: Tensor, steps: tuple[Step, ...], name: str) -> None:
         self.keeper, self.steps, self.module = keeper, steps, records.running_module()
         self.size, self.stride, self.offset, self.dtype = x.size(), x.stride(), x.storage_offset(), x.dtype
-        self.source = _Kept(source, name)
+        self.source = _Kept(source, keeper.owner(source), name)
         self.packed: Any = None
         self.pieces: weakref.WeakSet[_Piece] = weakref.WeakSet()
         self.made: Tensor | None = None
@@ -122,10 +127,11 @@ class _Piece:
 
 
 class _Kept:
-    """A saved tensor as it is, and its version; ``name`` is that of what something is made of."""
+    """A saved tensor as it is, and the versions of it and of its owner; ``name`` says what is made of it."""
 
-    def __init__(self, x: Tensor, name: str = "") -> None:
-        self.kept, self.version, self.name = x.detach(), x._version, name
+    def __init__(self, x: Tensor, owner: Tensor | None, name: str = "") -> None:
+        self.kept, self.name = x.detach(), name
+        self.watched = [(each, each._version) for each in (self.kept, owner) if each is not None]
 
     def tensor(self) -> Tensor:
         self.check()
@@ -133,10 +139,10 @@ class _Kept:
 
     def check(self) -> None:
         """Raise if it was changed in place since, as autograd does, which cannot see through hooks."""
-        found = self.kept._version
-        if found == self.version:
+        changes = [(each._version, version) for each, version in self.watched if each._version != version]
+        if not changes:
             return
-        versions = f"it is at version {found}, expected version {self.version} instead"
+        versions = "it is at version {}, expected version {} instead".format(*changes[0])
         if self.name:
             raise CallError(
                 f"{self.name} was changed in place after forward, but backward makes a tensor again from what it was "
@@ -151,21 +157,27 @@ class _Kept:
 class _Keeper:
     """Hooks on what autograd saves, and the recipes of the memory that is in use."""
 
-    def __init__(self, outer: Hooks | None) -> None:
+    def __init__(self, outer: Hooks | None, around: _Keeper | None) -> None:
         self.outer = outer
+        # One for all that are in force, as any of them may come to keep a tensor.
+        self.owners: weakref.WeakKeyDictionary[Any, Tensor] = around.owners if around else weakref.WeakKeyDictionary()
         self.recipes: weakref.WeakKeyDictionary[Any, _Recipe] = weakref.WeakKeyDictionary()
 
     def pack(self, x: Tensor) -> Any:
         recipe = self._recipe(x)
         if recipe is not None:
             return recipe.piece(x)
-        return _Kept(x) if self.outer is None else self.outer[0](x)
+        return _Kept(x, self.owner(x)) if self.outer is None else self.outer[0](x)
 
     def unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, (_Kept, _Piece)):
             return packed.tensor()
         assert self.outer is not None, "only the outer hooks pack into something else"
         return self.outer[1](packed)
+
+    def owner(self, x: Tensor) -> Tensor | None:
+        """The DTensor in whose piece's memory ``x`` is, if it is in any."""
+        return self.owners.get(x.untyped_storage()) if x.layout == torch.strided else None
 
     def _recipe(self, x: Tensor) -> _Recipe | None:
         if x.layout != torch.strided or x.is_conj() or x.is_neg():

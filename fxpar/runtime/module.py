@@ -49,10 +49,14 @@ class _Part:
     def __init__(self, module: nn.Module) -> None:
         self.modules = dict(module.named_modules(remove_duplicate=False))
 
-    def tensor(self, name: str) -> Any:
-        """The parameter, buffer or attribute ``name``, as it is now; parameters as this rank's piece."""
+    def value(self, name: str) -> Any:
+        """The parameter, buffer or attribute ``name``, as it is now."""
         path, _, attribute = name.rpartition(".")
-        value = getattr(self.modules[path], attribute)
+        return getattr(self.modules[path], attribute)
+
+    def tensor(self, name: str) -> Any:
+        """The same; parameters as this rank's piece."""
+        value = self.value(name)
         return value.to_local() if isinstance(value, DTensor) else value
 
     def held(self, kind: str, name: str, variant: Variant) -> Any:
@@ -60,6 +64,12 @@ class _Part:
         if kind != "constant":
             return self.tensor(name)
         return variant.constants[name] if name in variant.constants else attribute_at(self.modules[""], name)
+
+    def owners(self, body: Body, flat: list[Any]) -> list[tuple[Tensor, DTensor]]:
+        """The DTensors that ``body`` reads, each with its piece in ``flat``."""
+        pairs = [(piece, self.value(name)) for (kind, name), piece in zip(body.reads, flat, strict=True)
+                 if kind == "parameter"]  # fmt: skip
+        return [(piece, value) for piece, value in pairs if isinstance(value, DTensor)]
 
     def update(self, name: str, value: Tensor) -> None:
         self.tensor(name).copy_(value)
@@ -70,7 +80,7 @@ class _Part:
         """The flat outputs of ``body``; buffers are updated. What ``runs_again`` in backward keeps nothing anyway."""
         given = iter(tensors)
         flat = [next(given) if kind == "input" else self.held(kind, name, variant) for kind, name in body.reads]
-        with made_again(body.again and not runs_again):
+        with made_again(body.again and not runs_again, functools.partial(self.owners, body, flat)):
             results = body.graph(*before, *flat)
         count = len(body.tensors)
         for name, value in zip(body.updates, results[count:], strict=True):
