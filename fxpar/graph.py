@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 from fxpar.errors import CaptureError
+from fxpar.layout import Layout, local_sizes
 
 _BITS = re.compile(r"(\d+)")
 
@@ -66,6 +67,15 @@ class Value:
     def bytes(self) -> int:
         """The size of the whole tensor in bytes."""
         return math.prod(self.shape) * item_bytes(self.dtype)
+
+    def local_bytes(self, layout: Layout, degrees: Sequence[int]) -> int:
+        """The size in bytes of the largest piece that a rank has of it.
+
+        >>> from fxpar.layout import S
+        >>> Value((53, 2), "float32").local_bytes((S(0),), (4,))
+        112
+        """
+        return math.prod(local_sizes(self.shape, layout, degrees)) * item_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

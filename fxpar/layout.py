@@ -114,6 +114,46 @@ def divides(shape: tuple[int, ...], state: State, degree: int) -> bool:
     return shape[state.dim] % (state.parts * degree) == 0 and shape[state.dim] > 0
 
 
+def is_uneven(shape: Sequence[int], state: State, degree: int) -> bool:
+    """Whether ``state`` cuts a tensor of global ``shape`` as ``torch.chunk`` does, with a smaller last piece.
+
+    Every rank must get something, and the dim may be cut by one axis only, in one part.
+
+    >>> is_uneven((53,), S(0), 4), is_uneven((12,), S(0), 4), is_uneven((12,), S(0), 8)
+    (True, False, False)
+    """
+    if state.kind != "S" or state.parts > 1 or state.dim >= len(shape):
+        return False
+    size = shape[state.dim]
+    return size % degree != 0 and (degree - 1) * -(-size // degree) < size
+
+
+def can_be(shape: tuple[int, ...], state: State, degree: int) -> bool:
+    """Whether a tensor of global ``shape`` can be in ``state`` on an axis of ``degree``, evenly or not."""
+    return divides(shape, state, degree) or is_uneven(shape, state, degree)
+
+
+def padding(shape: Sequence[int], state: State, degree: int) -> float:
+    """How much larger a tensor is with all pieces as large as the largest: collectives move it so.
+
+    >>> padding((10,), S(0), 4), padding((12,), S(0), 4)
+    (1.2, 1.0)
+    """
+    if not is_uneven(shape, state, degree):
+        return 1.0
+    size = shape[state.dim]
+    return -(-size // degree) * degree / size
+
+
+def written(state: State, shape: Sequence[int], degree: int) -> str:
+    """A state as :mod:`fxpar.runtime.collectives` reads it: with the size of the dim where pieces are uneven.
+
+    >>> written(S(0), (53, 8), 4), written(S(1), (53, 8), 4)
+    ('S0~53', 'S1')
+    """
+    return f"{state}~{shape[state.dim]}" if is_uneven(shape, state, degree) else str(state)
+
+
 def nests(a: State, a_degree: int, b: State, b_degree: int) -> bool:
     """Whether two axes may hold a tensor in ``a`` and ``b`` at once: cuts of one dim must not cross (docs/states.md).
 
@@ -126,14 +166,15 @@ def nests(a: State, a_degree: int, b: State, b_degree: int) -> bool:
 
 
 def fits(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int]) -> bool:
-    """Whether a tensor of global ``shape`` can be in ``layout``: every cut is even, and cuts of one dim nest."""
+    """Whether a tensor of global ``shape`` can be in ``layout``: cuts of one dim are even, if not lone, and nest."""
     cuts = [(state, degree) for state, degree in zip(layout, degrees, strict=True) if state.kind == "S"]
     for number, (state, degree) in enumerate(cuts):
-        if not divides(shape, state, degree):
+        if not can_be(shape, state, degree):
             return False
         if any(not nests(state, degree, *other) for other in cuts[:number]):
             return False
-    return True
+    uneven = [state.dim for state, degree in cuts if not divides(shape, state, degree)]
+    return all(sum(state.dim == dim and degree > 1 for state, degree in cuts) == 1 for dim in uneven)
 
 
 @lru_cache(maxsize=65536)
@@ -192,39 +233,33 @@ def nested_layout(successive: Sequence[State], degrees: Sequence[int]) -> Layout
 
 
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
-    """The shape of one rank's piece of a tensor of global ``shape``; raises :class:`LayoutError` if uneven.
+    """The shape of the largest piece of a tensor of global ``shape``; raises :class:`LayoutError` if there is none.
 
     >>> local_shape((8, 24), (S(1, 3),), Mesh.of({"tp": 4}))
     (8, 6)
     """
     for state, (axis, degree) in zip(layout, mesh.axes, strict=True):
-        if not divides(shape, state, degree):
-            raise LayoutError(f"shape {shape} cannot be {state}@{axis}: degree {degree} does not divide it evenly")
+        if not can_be(shape, state, degree):
+            raise LayoutError(f"shape {shape} cannot be {state}@{axis}: degree {degree} does not divide it")
     if not fits(shape, layout, mesh.degrees):
         raise LayoutError(f"shape {shape} cannot be {layout} on {mesh.axes}: two cuts of one dim cross")
     return local_sizes(shape, layout, mesh.degrees)
 
 
-def local_sizes(shape: Sequence[int], layout: Layout, degrees: Sequence[int]) -> tuple[int, ...]:
-    """A global shape as one rank sees it.
+def local_sizes(
+    shape: Sequence[int], layout: Layout, degrees: Sequence[int], coordinates: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """A global shape as the rank at ``coordinates`` sees it; without them, as the ranks do that have the most.
 
-    >>> local_sizes((8, 24), (S(1), S(1, 2)), (2, 4))
-    (8, 3)
+    >>> local_sizes((8, 24), (S(1), S(1, 2)), (2, 4)), local_sizes((53,), (S(0),), (4,), (3,))
+    ((8, 3), (11,))
     """
     sizes = list(shape)
-    for state, degree in zip(layout, degrees, strict=True):
+    for state, degree, rank in zip(layout, degrees, coordinates or (0,) * len(layout), strict=True):
         if state.kind == "S":
-            sizes[state.dim] //= degree
+            most = -(-sizes[state.dim] // degree)
+            sizes[state.dim] = min(most, sizes[state.dim] - rank * most) if sizes[state.dim] % degree else most
     return tuple(sizes)
-
-
-def local_share(layout: Layout, degrees: Sequence[int]) -> int:
-    """Of how many equal pieces a rank has one.
-
-    >>> local_share((S(0), I, S(1)), (2, 4, 8))
-    16
-    """
-    return math.prod(degree for state, degree in zip(layout, degrees, strict=True) if state.kind == "S")
 
 
 @dataclass(frozen=True, slots=True)

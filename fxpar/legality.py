@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from fxpar.errors import PlanError
 from fxpar.graph import Graph, Node, Program, Ref
-from fxpar.layout import CONVERSIONS, Layout, Mesh, divides, fits, without_gradient
-from fxpar.plans import GraphPlan, Plan
+from fxpar.layout import CONVERSIONS, Layout, Mesh, can_be, fits, is_uneven, without_gradient
+from fxpar.plans import GraphPlan, NodePlan, Plan
+from fxpar.rules.generate import strategies
 
 
 def check_program(program: Program, plan: Plan) -> None:
@@ -39,7 +40,7 @@ def check_program(program: Program, plan: Plan) -> None:
 
 
 def check_graph(graph: Graph, plan: GraphPlan, mesh: Mesh) -> None:
-    """Raise :class:`PlanError` unless every state exists where it is read and divides its tensor evenly."""
+    """Raise :class:`PlanError` unless every state exists where it is read and divides its tensor."""
     if plan.digest != graph.digest():
         raise PlanError(f"graph {graph.name}: the plan is for another graph ({plan.digest}, found {graph.digest()})")
     counts = (
@@ -53,6 +54,9 @@ def check_graph(graph: Graph, plan: GraphPlan, mesh: Mesh) -> None:
             raise PlanError(f"graph {graph.name} has {found} {what}, the plan has {planned}")
     for value, layout, where in _produced(graph, plan):
         _check_state(graph, mesh, value, layout, where)
+    for node, chosen in zip(graph.nodes, plan.nodes, strict=True):
+        if not node.op.startswith("block:"):
+            _check_uneven(graph, mesh, node, chosen)
     produced = {value: plain(layout, graph, value) for value, layout, _ in _produced(graph, plan)}
     held = {(value, layout) for value, layout in produced.items()}
     for value, arcs in plan.trees.items():
@@ -137,10 +141,23 @@ def _check_state(graph: Graph, mesh: Mesh, value: int, layout: Layout, where: st
     if len(layout) != len(mesh.axes):
         raise PlanError(f"{where}: {_all([layout])} has {len(layout)} states, the mesh has axes {_axes(mesh)}")
     for state, (axis, degree) in zip(layout, mesh.axes, strict=True):
-        if not divides(meta.shape, state, degree):
+        if not can_be(meta.shape, state, degree):
             raise PlanError(f"{where}: {meta} cannot be {state}@{axis}; degree {degree} does not divide it evenly")
     if not fits(meta.shape, layout, mesh.degrees):
         raise PlanError(f"{where}: {meta} cannot be {_all([layout])} on {_axes(mesh)}; two cuts of one dim cross")
+
+
+def _check_uneven(graph: Graph, mesh: Mesh, node: Node, chosen: NodePlan) -> None:
+    """Uneven pieces are not for every operation."""
+    values = (*node.operands, *(out for out in node.outputs if out is not None))
+    for strategy, (axis, degree) in zip(chosen.strategies, mesh.axes, strict=True):
+        for value, state in zip(values, (*strategy.inputs, *strategy.outputs), strict=True):
+            meta = graph.values[value]
+            if is_uneven(meta.shape, state, degree) and strategy not in strategies(graph, node, degree):
+                raise PlanError(
+                    f"{where_is(node)}, strategy {strategy.name}: {meta} cannot be {state}@{axis}; degree {degree} "
+                    "does not divide it evenly, and this operation needs equal pieces"
+                )
 
 
 def _all(layouts: list[Layout] | tuple[Layout, ...]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxpar.errors import InfeasibleError, LayoutError
-from fxpar.layout import I, Layout, Mesh, State, divides, local_layout, nested_layout, parse_state
+from fxpar.layout import I, Layout, Mesh, S, State, can_be, divides, local_layout, nested_layout, parse_state
 from fxpar.places import Place, matching, modules_of, nodes_of, parameters_of, passages_of
 from fxpar.report import layout_text
 from fxpar.space import Space
@@ -158,17 +158,19 @@ def _narrow(pins: Pins, held: dict[int, str], space: Space, place: Place, wanted
 
 def _reason(space: Space, place: Place, wish: Wish) -> str:
     """Why no choice has the states that are wished for: the first cause that holds."""
+    at_rest = space.slots[place.slot].kind == "parameter"
+    possible = can_be if at_rest else divides
     for axis, state in wish.states:
         name, degree = space.mesh.axes[axis]
         if state is None:
-            if not any(size % degree == 0 for size in place.shape):
+            if not any(possible(place.shape, S(dim), degree) for dim in range(len(place.shape))):
                 return f"no dim divides by {degree}, the degree of {name}"
         elif state.kind == "S" and state.dim >= len(place.shape):
             return f"it has {len(place.shape)} dims, and no dim {state.dim}"
-        elif not divides(place.shape, state, degree):
+        elif not possible(place.shape, state, degree):
             parts = f"{state.parts} parts times " if state.parts > 1 else ""
             return f"dim {state.dim} of size {place.shape[state.dim]} does not divide by {parts}{degree} ({name})"
-        elif state.kind != "S" and state != I and space.slots[place.slot].kind == "parameter":
+        elif state.kind != "S" and state != I and at_rest:
             return f"a parameter at rest is cut (S) or whole (I), never {state}"
     if place.what:
         return f"{place.what} cannot work so"

@@ -21,8 +21,8 @@ from torch import fx, nn
 
 from fxpar.errors import PlanError
 from fxpar.fuse import fuse_bias, fuse_loss
-from fxpar.graph import Graph, Node, Program, Ref, map_refs
-from fxpar.layout import Layout, Mesh, local_layout
+from fxpar.graph import Graph, Node, Program, Ref, Value, map_refs
+from fxpar.layout import Layout, Mesh, local_layout, written
 from fxpar.legality import check_graph, check_program, plain, where_is
 from fxpar.plans import GraphPlan, NodePlan, Plan
 from fxpar.remade import Path, remade
@@ -195,7 +195,7 @@ class _Writer:
         meta = self.graph.values[value]
         if meta.grad:  # its gradient must flow even if this reader is under no_grad: others may read it too
             self._enter(tuple(region for region, _ in self.regions if region[0] != "no_grad"))
-        for step in self._steps(src, layout):
+        for step in self._steps(src, layout, meta):
             before, b = node, step[1]
             arguments = (before, *step[:2], meta.grad, *step[2:])
             node = self.out.create_node("call_function", convert, arguments, name=f"{node.name}_{_name(b)}")
@@ -207,19 +207,25 @@ class _Writer:
         self._hold(value, layout, node)
         return node
 
-    def _steps(self, src: Layout, dst: Layout) -> list[Step]:
+    def _steps(self, src: Layout, dst: Layout, meta: Value) -> list[Step]:
         """Conversions between two layouts. What each moves is a rank's piece: states as they are there."""
-        here, there = (local_layout(item, self.place.mesh.degrees) for item in (src, dst))
+        here, there = (self._written(item, meta) for item in (src, dst))
         places = zip(self.place.mesh.axes, self.place.coordinates, self.place.groups, here, there, strict=True)
         return [
-            (str(a), str(b), axis, degree, rank, group)
+            (a, b, axis, degree, rank, group)
             for ((axis, degree), rank, group, a, b), changed in zip(places, _changed(src, dst), strict=True)
             if changed
         ]
 
+    def _written(self, layout: Layout, meta: Value) -> list[str]:
+        degrees = self.place.mesh.degrees
+        local = local_layout(layout, degrees)
+        return [written(state, meta.shape, degree) for state, degree in zip(local, degrees, strict=True)]
+
     def _marked(self, value: int, path: Path, before: fx.Node, node: fx.Node) -> fx.Node:
         """``node``, the end of ``path``, marked: backward makes it again."""
-        steps = tuple(step for src, dst in pairwise(path) for step in self._steps(src, dst) if step[3] > 1)
+        meta = self.graph.values[value]
+        steps = tuple(step for src, dst in pairwise(path) for step in self._steps(src, dst, meta) if step[3] > 1)
         names = [f"{item.kind} {item.name!r}" for item in self.graph.inputs if item.value == value]
         names += [f"the result of {where_is(made)}" for made in self.graph.nodes if value in made.outputs]
         arguments: tuple[Any, ...] = (node, before, self.held[value, path[0]], steps, names[0])

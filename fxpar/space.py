@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fxpar.boundary import Boundary, whole_boundary
 from fxpar.graph import Graph, Input, Node, Program, Ref, Value
 from fxpar.hints import Hints, propagate
-from fxpar.layout import I, Layout, Mesh, P, R, S, State, divides
+from fxpar.layout import I, Layout, Mesh, P, R, S, State, can_be, divides
 from fxpar.rules import rule_for
 from fxpar.rules.joint import Ways, collected, layouts_at_rest, layouts_of, node_ways
 from fxpar.rules.strategy import Strategy
@@ -100,7 +100,7 @@ def space(program: Program, mesh: Mesh, boundary: Boundary | None = None) -> Spa
 
 
 def states_of(meta: Value, degree: int, parts: Iterable[tuple[int, int]], *, at_rest: bool) -> tuple[State, ...]:
-    """The states a value may be in: at rest ``I`` and ``S``; inside a program also ``R`` and ``P``.
+    """The states a value may be in: at rest ``I`` and ``S``, also unevenly; inside a program also ``R`` and ``P``.
 
     ``parts`` are further ``(dim, parts)`` that something nearby wants to cut.
     """
@@ -113,7 +113,7 @@ def states_of(meta: Value, degree: int, parts: Iterable[tuple[int, int]], *, at_
     found += [S(dim, count) for dim, count in sorted(parts)]
     if not at_rest and not meta.dtype.startswith("bool"):
         found.append(P)
-    return tuple(state for state in found if divides(meta.shape, state, degree))
+    return tuple(state for state in found if (can_be if at_rest else divides)(meta.shape, state, degree))
 
 
 class _Builder:

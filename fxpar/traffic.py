@@ -1,8 +1,8 @@
 """Which collectives one step of a planned program runs: kind, bytes, phase and module, forward and backward.
 
-In: a program and the plans of its graphs. Out: :class:`~fxpar.plans.Collective` records, equal ones counted. They are
-what :func:`fxpar.runtime.records.record_collectives` finds when the plan runs and every output that carries a gradient
-gets one.
+In: a program and the plans of its graphs. Out: :class:`~fxpar.plans.Collective` records, equal ones counted, with the
+bytes of the ranks that have the largest pieces. They are what :func:`fxpar.runtime.records.record_collectives` finds
+there when the plan runs and every output that carries a gradient gets one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fxpar.cost.comm import wire_bytes
 from fxpar.cost.lifetimes import needed_again
 from fxpar.cost.tapes import Tapes
 from fxpar.errors import PlanError
-from fxpar.graph import Graph, Node, Program, Ref
-from fxpar.layout import COLLECTIVES, Layout, Mesh, conversion, local_share
+from fxpar.graph import Graph, Node, Program, Ref, Value
+from fxpar.layout import COLLECTIVES, I, Layout, Mesh, conversion, padding
 from fxpar.plans import Arc, Collective, GraphPlan
 
 Live = frozenset[int]
@@ -52,7 +52,7 @@ def _made_again(tapes: Tapes, mesh: Mesh, graph: Graph, name: str, needed: Live)
         for src, dst in pairwise(path):
             for at, (a, b) in enumerate(zip(src, dst, strict=True)):
                 if a != b and mesh.degrees[at] > 1 and (kind := conversion(a, b).forward) in COLLECTIVES:
-                    yield kind, mesh.axes[at][0], _wire_bytes(mesh, graph, value, src, at, kind)
+                    yield kind, mesh.axes[at][0], _wire_bytes(mesh, graph.values[value], src, dst, at, kind)
 
 
 def _steps(
@@ -69,18 +69,19 @@ def _steps(
             axis, degree = mesh.axes[at]
             if degree == 1:
                 continue
-            step = conversion(src[at], dst[at])
+            step, meta = conversion(src[at], dst[at]), graph.values[value]
             if step.forward in COLLECTIVES:
-                yield "forward", step.forward, axis, _wire_bytes(mesh, graph, value, src, at, step.forward)
+                yield "forward", step.forward, axis, _wire_bytes(mesh, meta, src, dst, at, step.forward)
             if step.backward in COLLECTIVES and _leads_to(dst, arcs, returning.get(value, set())):
-                yield "backward", step.backward, axis, _wire_bytes(mesh, graph, value, src, at, step.backward)
+                yield "backward", step.backward, axis, _wire_bytes(mesh, meta, src, dst, at, step.backward)
 
 
-def _wire_bytes(mesh: Mesh, graph: Graph, value: int, layout: Layout, at: int, kind: str) -> int:
-    """What each rank sends when ``value`` is converted from or to ``layout`` on axis number ``at``."""
-    others = local_share(layout[:at], mesh.degrees[:at]) * local_share(layout[at + 1 :], mesh.degrees[at + 1 :])
-    here = graph.values[value].bytes / others  # what the ranks of this axis have together
-    return round(wire_bytes(kind, here, mesh.degrees[at]))
+def _wire_bytes(mesh: Mesh, meta: Value, src: Layout, dst: Layout, at: int, kind: str) -> int:
+    """What each rank sends in a step of a conversion, either way, on axis number ``at``."""
+    degree = mesh.degrees[at]
+    here = meta.local_bytes((*src[:at], I, *src[at + 1 :]), mesh.degrees)  # what the ranks of this axis have together
+    padded = here * padding(meta.shape, src[at], degree) * padding(meta.shape, dst[at], degree)
+    return round(wire_bytes(kind, padded, degree))
 
 
 def _read_with_gradient(flows: _Gradients, graph: Graph, plan: GraphPlan, needed: Live) -> dict[int, set[Layout]]:

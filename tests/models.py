@@ -79,16 +79,16 @@ def llama(*, heads: int = 8, kv_heads: int = 4, vocabulary: int = VOCABULARY, la
     return _ready(LlamaForCausalLM(config)), (_ids(BATCH, LENGTH, high=vocabulary),), {}
 
 
-def gpt2() -> Built:
+def gpt2(*, vocabulary: int = VOCABULARY, heads: int = 4, width: int = 32) -> Built:
     """Tied head, Conv1D, fused qkv."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(2)
     config = GPT2Config(
-        n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=16, use_cache=False,
+        n_embd=width, n_layer=2, n_head=heads, vocab_size=vocabulary, n_positions=16, use_cache=False,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return _ready(GPT2LMHeadModel(config)), (_ids(BATCH, LENGTH),), {}
+    return _ready(GPT2LMHeadModel(config)), (_ids(BATCH, LENGTH, high=vocabulary),), {}
 
 
 def bert() -> Built:

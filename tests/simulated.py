@@ -19,7 +19,7 @@ from fxpar.graph import Graph, Program, Ref
 from fxpar.layout import I, Layout, Mesh, successive_layout
 from fxpar.plans import Plan
 from fxpar.rewrite import Place, rewrite_program
-from fxpar.runtime.collectives import split
+from fxpar.runtime.pieces import piece
 from fxpar.runtime.simulate_ranks import Watcher, run_simulated
 
 torch.set_num_threads(1)  # the tensors are so small that threads would only wait for one another
@@ -83,20 +83,21 @@ class Simulation:
         """The flat outputs, those that are split put together from the ranks that have what ``rank`` lacks."""
         layouts = self.plan.graphs["top"].outputs
         return tuple(
-            self._join([out[index] for out in outs], layouts[index], rank) if isinstance(outs[rank][index], Tensor)
-            else outs[rank][index]
+            self._join([out[index] for out in outs], layouts[index], rank, self._shape(index))
+            if isinstance(outs[rank][index], Tensor) else outs[rank][index]
             for index in range(count)
         )  # fmt: skip
 
-    def _join(self, pieces: Sequence[Tensor], layout: Layout | None, rank: int) -> Tensor:
+    def _shape(self, index: int) -> tuple[int, ...]:
+        """The shape of a flat output that is a tensor."""
+        top = self.program.top
+        return top.values[top.outputs[index].value].shape
+
+    def _join(self, pieces: Sequence[Tensor], layout: Layout | None, rank: int, sizes: tuple[int, ...]) -> Tensor:
         assert layout is not None
         mesh, mine = self.plan.mesh, self.coordinates[rank]
         if all(state.kind != "S" for state in layout):
             return pieces[rank]
-        sizes = list(pieces[rank].shape)
-        for state, degree in zip(layout, mesh.degrees, strict=True):
-            if state.kind == "S":
-                sizes[state.dim] *= degree
         numbers = torch.arange(math.prod(sizes)).view(sizes)
         flats, places = [], []
         for other, at in enumerate(self.coordinates):
@@ -119,7 +120,7 @@ class Simulation:
         if key not in self.pieces:
             whole, grad = self.tensors[key].detach(), self.tensors[key].requires_grad
             mine = [piece_of(whole, self._layout(key), self.plan.mesh, at) for at in self.coordinates]
-            self.pieces[key] = [piece.clone().requires_grad_(grad) for piece in mine]
+            self.pieces[key] = [own.clone().requires_grad_(grad) for own in mine]
         return self.pieces[key]
 
     def _inputs(self, graph: Graph, module: str, given: Sequence[Sequence[Any]] | None) -> list[list[Any]]:
@@ -141,8 +142,8 @@ class Simulation:
         gradients = {}
         for key in [key for key, tensor in self.tensors.items() if tensor.requires_grad]:
             pieces = self._rank_pieces(key)
-            found = [torch.zeros_like(piece) if piece.grad is None else piece.grad for piece in pieces]
-            gradients[key] = self._join(found, self._layout(key), rank)
+            found = [torch.zeros_like(own) if own.grad is None else own.grad for own in pieces]
+            gradients[key] = self._join(found, self._layout(key), rank, tuple(self.tensors[key].shape))
         names = [name for name, _ in self.program.top.updates]
         return Numbers(wholes, dict(zip(names, outs[count:], strict=True)), gradients)
 
@@ -156,7 +157,7 @@ def piece_of(whole: Tensor, layout: Layout, mesh: Mesh, at: Sequence[int]) -> Te
     """What the rank at coordinates ``at`` has of a tensor in ``layout``: one axis cuts after the other."""
     for state, degree, rank in zip(successive_layout(layout, mesh.degrees), mesh.degrees, at, strict=True):
         if state.kind == "S":
-            whole = split(whole, str(state), degree)[rank]
+            whole = piece(whole, state.dim, ((state.parts, degree, rank),))
     return whole
 
 

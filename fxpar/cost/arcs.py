@@ -14,7 +14,7 @@ import numpy as np
 from fxpar.cluster import Cluster, Link
 from fxpar.cost.comm import conversion_seconds
 from fxpar.graph import Value
-from fxpar.layout import Layout, Mesh, State, local_layout, without_gradient
+from fxpar.layout import Layout, Mesh, State, local_layout, padding, without_gradient
 
 
 def plain_layout(layout: Layout, meta: Value) -> Layout:
@@ -50,8 +50,10 @@ def arc_matrix(
     local = [local_layout(layout, mesh.degrees) for layout in layouts]
     numbers: dict[State, int] = {}
     codes = np.array([[numbers.setdefault(state, len(numbers)) for state in layout] for layout in layouts])
-    cut = np.array([state.kind == "S" for state in numbers])
-    shares = np.where(cut[codes], mesh.degrees, 1)
+    parts = np.array([[degree / padding(meta.shape, state, degree) if state.kind == "S" else 1.0
+                       for degree in mesh.degrees] for state in numbers])  # fmt: skip
+    uneven = bool((parts % 1).any())
+    shares = parts[codes, range(len(mesh.degrees))]
     known: dict[tuple[object, ...], np.ndarray] = {}
     for axis, (degree, link) in enumerate(zip(mesh.degrees, links, strict=True)):
         others = np.delete(codes, axis, axis=1)
@@ -60,10 +62,15 @@ def arc_matrix(
             if len(alike) == 1:
                 continue
             states = tuple(local[number][axis] for number in alike.tolist())
-            here = meta.bytes / int(share[alike[0]])
-            key = (axis, here, *map(id, states))
+            here = meta.bytes / float(share[alike[0]])
+            pads = (
+                tuple(padding(meta.shape, layouts[number][axis], degree) for number in alike.tolist()) if uneven else ()
+            )
+            key = (axis, here, *pads, *map(id, states))
             if key not in known:
-                known[key] = _axis_arcs(states, here, meta.grad, degree, link, cluster, forward_only)
+                known[key] = _axis_arcs(
+                    states, pads or (1.0,) * len(states), here, meta.grad, degree, link, cluster, forward_only
+                )
             found[alike[:, None], alike] = known[key]
     return found
 
@@ -81,6 +88,7 @@ def _equal_rows(rows: np.ndarray) -> list[np.ndarray]:
 @lru_cache(maxsize=65536)
 def _axis_arcs(
     states: tuple[State, ...],
+    pads: tuple[float, ...],
     whole_bytes: float,
     grad: bool,
     degree: int,
@@ -88,13 +96,12 @@ def _axis_arcs(
     cluster: Cluster,
     forward_only: bool,
 ) -> np.ndarray:
-    """Seconds between states of one axis, written as they are on the local tensor."""
-    return np.array(
-        [
-            [
-                conversion_seconds(a, b, whole_bytes, degree, link, cluster, grad=grad, forward_only=forward_only)
-                for b in states
-            ]
-            for a in states
-        ]
-    )
+    """Seconds between states of one axis, written as they are on the local tensor; ``pads`` makes up uneven pieces."""
+
+    def seconds(a: int, b: int) -> float:
+        moved = whole_bytes * pads[a] * pads[b]
+        return conversion_seconds(
+            states[a], states[b], moved, degree, link, cluster, grad=grad, forward_only=forward_only
+        )
+
+    return np.array([[seconds(a, b) for b in range(len(states))] for a in range(len(states))])

@@ -11,7 +11,7 @@ import math
 from fxpar.cluster import Cluster, Link
 from fxpar.errors import LayoutError
 from fxpar.graph import Value
-from fxpar.layout import COLLECTIVES, CONVERSIONS, R, State, conversion, divides
+from fxpar.layout import COLLECTIVES, CONVERSIONS, R, State, can_be, conversion, padding
 
 
 def ring_steps(kind: str, degree: int) -> int:
@@ -64,7 +64,7 @@ def step_seconds(
 def arc_seconds(src: State, dst: State, value: Value, degree: int, link: Link, cluster: Cluster) -> float:
     """Seconds to convert ``value`` from ``src`` to ``dst`` in one go: forward and, if it carries one, its gradient.
 
-    Infinite where there is no such step: a state that does not divide the value evenly, ``R`` of a value without
+    Infinite where there is no such step: a state that the value cannot be in, ``R`` of a value without
     gradient, anything but ``I`` from ``M``, two cuts of one dim, or a strided cut exchanged for another cut. Those are
     reached through other states.
 
@@ -73,9 +73,10 @@ def arc_seconds(src: State, dst: State, value: Value, degree: int, link: Link, c
     >>> arc_seconds(S(0), S(0), Value((8,), "float32"), 4, toy.link(4), toy)
     0.0
     """
-    if not (divides(value.shape, src, degree) and divides(value.shape, dst, degree)):
+    if not (can_be(value.shape, src, degree) and can_be(value.shape, dst, degree)):
         return math.inf
-    return conversion_seconds(src, dst, value.bytes, degree, link, cluster, grad=value.grad)
+    whole_bytes = value.bytes * padding(value.shape, src, degree) * padding(value.shape, dst, degree)
+    return conversion_seconds(src, dst, whole_bytes, degree, link, cluster, grad=value.grad)
 
 
 def conversion_seconds(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fxpar.graph import Footprint, Graph, Node, Value, item_bytes
-from fxpar.layout import I, Layout, local_layout, local_share, local_sizes
+from fxpar.layout import I, Layout, local_layout, local_sizes
 from fxpar.rules.localise import localise
 from fxpar.rules.strategy import Strategy
 
@@ -59,7 +59,7 @@ class _Call:
     def out_bytes(self) -> int:
         meta = self.graph.values[next(out for out in self.node.outputs if out is not None)]
         layout = tuple(strategy.outputs[0] for strategy in self.strategies)
-        return meta.bytes // local_share(layout, self.degrees)
+        return meta.local_bytes(layout, self.degrees)
 
     @property
     def grad(self) -> bool:
@@ -104,7 +104,7 @@ def moved(kind: str, meta: Value, src: Layout, dst: Layout, axis: int, degrees: 
     follows :mod:`fxpar.runtime.collectives`: pieces are sent and arrive one after the other, so cuts along the first
     dim need no copy, and cuts along others are copied once.
     """
-    before, after = (meta.bytes // local_share(layout, degrees) for layout in (src, dst))
+    before, after = (meta.local_bytes(layout, degrees) for layout in (src, dst))
 
     def flat(layout: Layout) -> bool:
         """Whether the pieces of a cut lie in memory one after the other."""

@@ -15,7 +15,6 @@ from fxpar.cost.lifetimes import walk
 from fxpar.cost.tapes import Tapes, place
 from fxpar.errors import PlanError
 from fxpar.graph import Graph, Program, Ref
-from fxpar.layout import local_share
 from fxpar.plans import Memory, Plan
 
 
@@ -115,7 +114,7 @@ class _Held:
             for path in [""] if graph is program.top else program.instances(name):
                 for item, layout in zip(graph.inputs, plan.graphs[name].inputs, strict=True):
                     meta = graph.values[item.value]
-                    size, full = meta.bytes // local_share(layout, degrees), program.name_of(path, item.name)
+                    size, full = meta.local_bytes(layout, degrees), program.name_of(path, item.name)
                     if item.kind != "parameter":
                         if item.kind != "input" or graph is program.top:
                             others[item.kind, full] = size

@@ -18,7 +18,7 @@ from fxpar.cost.arcs import arc_matrix
 from fxpar.cost.compute import node_seconds, optimizer_seconds
 from fxpar.cost.trees import Arcs, Tree, cheapest_tree, tree_table
 from fxpar.graph import Value
-from fxpar.layout import I, Layout, R, State, without_gradient
+from fxpar.layout import I, Layout, R, State, padding, without_gradient
 from fxpar.rules.joint import MAX_KEPT, Ways, layouts_at_rest, layouts_of
 from fxpar.rules.strategy import Strategy
 from fxpar.rules.work import flops
@@ -89,7 +89,7 @@ def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
         meta = graph.values[graph.inputs[slot.index].value]
         if not meta.grad:
             return np.zeros(len(ways))
-        return slot.weight * optimizer_seconds(meta.bytes / pieces(space, ways, "outputs", 0), cluster)
+        return slot.weight * optimizer_seconds(meta.bytes / pieces(space, ways, "outputs", 0, meta), cluster)
     if slot.kind != "node":
         return np.zeros(len(ways))
     node = graph.nodes[slot.index]
@@ -97,27 +97,48 @@ def _slot_costs(space: Space, slot: Slot, cluster: Cluster) -> np.ndarray:
     outputs = [graph.values[out] for out in node.outputs if out is not None]
     dtype = (outputs or operands or [Value((), "float32")])[0].dtype
     moved = written = sum(
-        (meta.bytes / pieces(space, ways, "outputs", at) for at, meta in enumerate(outputs)), np.zeros(len(ways))
+        (meta.bytes / pieces(space, ways, "outputs", at, meta) for at, meta in enumerate(outputs)), np.zeros(len(ways))
     )
     for at, meta in enumerate(operands):
-        read = meta.bytes / pieces(space, ways, "inputs", at)
+        read = meta.bytes / pieces(space, ways, "inputs", at, meta)
         moved = moved + (np.minimum(read, written) if at == 0 and node.op in LOOK_UPS else read)
-    divided = product(space, ways, [[strategy.divided for strategy in options] for options in ways.axes])
+    divided = shares(space, ways, operands, outputs)
     grad = any(meta.grad for meta in outputs)
     return slot.weight * node_seconds(flops(graph, node) / divided, moved, dtype, cluster, op=node.op, grad=grad)
 
 
-def pieces(space: Space, ways: Ways, side: str, position: int) -> np.ndarray:
-    """For each way, of how many pieces of an input or output a rank has one."""
-    cut = [[getattr(strategy, side)[position].kind == "S" for strategy in options] for options in ways.axes]
-    return product(space, ways, cut)
+def pieces(space: Space, ways: Ways, side: str, position: int, meta: Value) -> np.ndarray:
+    """For each way, how many pieces of an input or output make up the whole, each as large as the largest."""
+    return _product(ways, [
+        [_parts(meta, getattr(strategy, side)[position], degree) for strategy in options]
+        for degree, options in zip(space.mesh.degrees, ways.axes, strict=True)
+    ])  # fmt: skip
 
 
-def product(space: Space, ways: Ways, split: list[list[bool]]) -> np.ndarray:
-    """For each way, the product of the degrees of the axes on which it is ``split``."""
+def _parts(meta: Value, state: State, degree: int) -> float:
+    return degree / padding(meta.shape, state, degree) if state.kind == "S" else 1.0
+
+
+def shares(space: Space, ways: Ways, operands: Sequence[Value], outputs: Sequence[Value]) -> np.ndarray:
+    """For each way, how many parts make up the whole work, each as large as the largest."""
+
+    def share(strategy: Strategy, degree: int) -> float:
+        if not strategy.divided:
+            return 1.0
+        cuts = [*zip(operands, strategy.inputs, strict=True), *zip(outputs, strategy.outputs, strict=True)]
+        return min((_parts(meta, state, degree) for meta, state in cuts if state.kind == "S"), default=float(degree))
+
+    return _product(ways, [
+        [share(strategy, degree) for strategy in options]
+        for degree, options in zip(space.mesh.degrees, ways.axes, strict=True)
+    ])  # fmt: skip
+
+
+def _product(ways: Ways, parts: list[list[float]]) -> np.ndarray:
+    """For each way, the product of the ``parts`` that its strategies make."""
     found = np.ones(len(ways))
-    for axis, (degree, flags) in enumerate(zip(space.mesh.degrees, split, strict=True)):
-        found *= np.where(np.array(flags)[ways.picks[:, axis]], degree, 1)
+    for axis, numbers in enumerate(parts):
+        found *= np.array(numbers)[ways.picks[:, axis]]
     return found
 
 

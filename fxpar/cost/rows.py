@@ -18,10 +18,10 @@ import numpy as np
 
 from fxpar.cost.arcs import arc_matrix
 from fxpar.cost.memory import OPTIMIZERS
-from fxpar.cost.price import FlowPrice, Priced, pieces, product
+from fxpar.cost.price import FlowPrice, Priced, pieces, shares
 from fxpar.cost.trees import Arcs
 from fxpar.graph import Footprint, Value
-from fxpar.layout import Layout, local_share
+from fxpar.layout import Layout
 from fxpar.solver.problem import CostTable, Factor
 from fxpar.space import Flow, Slot, Space
 
@@ -99,17 +99,18 @@ def _slot_bytes(space: Space, slot: Slot, states: int) -> np.ndarray:
     rows = np.zeros((2, len(ways)))
     if slot.kind == "parameter":
         meta = graph.values[graph.inputs[slot.index].value]
-        local = slot.weight * meta.bytes / pieces(space, ways, "outputs", 0)
+        local = slot.weight * meta.bytes / pieces(space, ways, "outputs", 0, meta)
         rows[KEPT] = local * (1 + states * meta.grad)
         rows[UPDATED] = local * (1 + (1 + states) * meta.grad)
     elif slot.kind == "node":
         print_ = _footprint(space, slot)
-        outputs = [out for out in graph.nodes[slot.index].outputs if out is not None]
-        divided = product(space, ways, [[strategy.divided for strategy in options] for options in ways.axes])
-        rows[KEPT] += slot.weight * print_.own_bytes / divided
+        node = graph.nodes[slot.index]
+        operands = [graph.values[value] for value in node.operands]
+        outputs = [graph.values[out] for out in node.outputs if out is not None]
+        rows[KEPT] += slot.weight * print_.own_bytes / shares(space, ways, operands, outputs)
         for position in print_.outputs:
-            size = graph.values[outputs[position]].bytes
-            rows[KEPT] += slot.weight * size / pieces(space, ways, "outputs", position)
+            meta = outputs[position]
+            rows[KEPT] += slot.weight * meta.bytes / pieces(space, ways, "outputs", position, meta)
     return rows
 
 
@@ -128,7 +129,8 @@ def _working_set(space: Space, slot: Slot) -> np.ndarray:
     for side, values in (("inputs", node.operands), ("outputs", outputs)):
         for position, value in enumerate(values):
             if side == "inputs" or position >= len(views) or views[position] is None:
-                total += graph.values[value].bytes / pieces(space, slot.ways, side, position)
+                meta = graph.values[value]
+                total += meta.bytes / pieces(space, slot.ways, side, position, meta)
     return total
 
 
@@ -165,7 +167,7 @@ def _flow_rows(
     key = (id(tree.arcs), flow.meta, there, again, once and flow.weight)
     if key not in cache:
         repeat = _forward_arcs(priced, tree.layouts, flow.meta) if again else None
-        sizes = np.array([flow.meta.bytes / local_share(layout, space.mesh.degrees) for layout in tree.layouts])
+        sizes = np.array([float(flow.meta.local_bytes(layout, space.mesh.degrees)) for layout in tree.layouts])
         cache[key] = _layered(tree.arcs, sizes / (flow.weight if once else 1), repeat)
     arcs = cache[key]
     roots = tree.roots + (count if there else 0)

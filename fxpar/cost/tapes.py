@@ -15,7 +15,7 @@ from fxpar.cost.footprint import local_footprint, moved, whole_loss
 from fxpar.cost.lifetimes import NEW, Remaking, Step, Tape, Walk, walk
 from fxpar.cost.strides import KNOWN, Strides, contiguous, view_strides
 from fxpar.graph import Footprint, Graph, Node, Program, Ref
-from fxpar.layout import Layout, Mesh, conversion, local_share, local_sizes, without_gradient
+from fxpar.layout import Layout, Mesh, conversion, local_sizes, without_gradient
 from fxpar.plans import GraphPlan, NodePlan
 from fxpar.remade import Path, remade
 
@@ -134,7 +134,7 @@ class _Writer:
         return number
 
     def _new(self, value: int, layout: Layout) -> int:
-        self.sizes.append(self.graph.values[value].bytes // local_share(layout, self.degrees))
+        self.sizes.append(self.graph.values[value].local_bytes(layout, self.degrees))
         return len(self.sizes) - 1
 
     def _tensor(self, value: int, layout: Layout, name: str) -> int:

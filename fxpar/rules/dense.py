@@ -9,7 +9,7 @@ from fxpar.graph import Graph, Node
 from fxpar.rules.notation import Dim, show
 from fxpar.rules.registry import Line, register, rule, shapes
 
-register("aten.mm.default", "m k+, k+ n -> m n; P 0 | 1")
+register("aten.mm.default", "m k+~, k+ n~ -> m n; P 0 | 1")
 register("aten.bmm.default", "b m k+, b k+ n -> b m n; P 0 | 1")
 register("aten.mv.default", "m k+, k+ -> m; P 0 | 1")
 register("aten.dot.default", "k+, k+ -> ; P 0 | 1")
@@ -20,8 +20,8 @@ register("aten.outer.default", "m, n -> m n; P 0 | 1")
 def linear(graph: Graph, node: Node) -> Line:
     """``x w^T``, and whole in the summed dim if a bias is added inside: split, it would be added on every rank."""
     if len(node.operands) == 3:
-        return "... i!, o i!, o -> ... o"
-    return "... i+, o i+ -> ... o; P 0 | 1"
+        return "... i!, o~ i!, o -> ... o"
+    return "... i+~, o~ i+ -> ... o; P 0 | 1"
 
 
 @rule("aten.matmul.default")

@@ -31,7 +31,7 @@ def embedding(graph: Graph, node: Node) -> Line:
     """Rows of a table; gradients scaled by how often a row is used need all indices in one place."""
     if node.arg(3, "scale_grad_by_freq", False) or node.arg(4, "sparse", False):
         return None
-    return "v+ d, ... -> ... d; P 0"
+    return "v+~ d~, ... -> ... d; P 0"
 
 
 def _loss_split(split: Split, local: Local) -> Local:
@@ -90,7 +90,7 @@ def class_terms(graph: Graph, node: Node) -> Line:
     (logits, _, _, *weight), outputs = shapes(graph, node)
     dims = [f"p{dim}" for dim in range(len(logits) - 1)]
     position = " ".join(dims)
-    first = " ".join([*dims[:1], "c+", *dims[1:]])
+    first = " ".join([*dims[:1], "c+~", *dims[1:]])
     operands = [first, position, position, *["c+"] * len(weight)]
     return f"{', '.join(operands)} -> {', '.join([position] * len(outputs))}"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fxpar.graph import Graph, Node
-from fxpar.layout import I, M, P, R, S, State
+from fxpar.layout import I, M, P, R, S, State, is_uneven
 from fxpar.rules.notation import Place, Rule
 from fxpar.rules.registry import rule_for
 from fxpar.rules.strategy import Strategy
@@ -25,8 +25,8 @@ def strategies(
 ) -> tuple[Strategy, ...]:
     """Every way to run ``node`` on an axis of ``degree``: whole, one factor split, or partial sums passed through.
 
-    ``hints`` maps a factor to the part counts in which it may be cut as well (``S(d/k)``). Only even cuts are
-    offered. Raises :class:`RuleError` if the registered rule does not fit the node.
+    ``hints`` maps a factor to the part counts in which it may be cut as well (``S(d/k)``). Cuts are even, but for
+    factors that the rule marks ``~``. Raises :class:`RuleError` if the registered rule does not fit the node.
     """
     values = graph.values
     ins = tuple((values[value].grad, values[value].dtype) for value in node.operands)
@@ -46,7 +46,7 @@ def _enumerate(rule: Rule | None, ins: Kinds, outs: Kinds, degree: int, hints: H
         wanted = dict(hints)
         for factor in rule.factors:
             for parts in (1, *(k for k in wanted.get(factor, ()) if k > 1)):
-                if rule.size(factor) % (parts * degree) == 0:
+                if rule.size(factor) % (parts * degree) == 0 or (parts == 1 and _may_be_uneven(rule, factor, degree)):
                     found.append(_split(rule, factor, parts, replicated, len(outs)))
         found += [_partial(group, replicated, len(outs)) for group in rule.linear if _summable(group, ins, outs)]
     unique: dict[tuple[tuple[State, ...], tuple[State, ...]], Strategy] = {}
@@ -54,6 +54,12 @@ def _enumerate(rule: Rule | None, ins: Kinds, outs: Kinds, degree: int, hints: H
         if not any(state == P and dtype == "bool" for state, (_, dtype) in zip(strategy.outputs, outs, strict=True)):
             unique.setdefault((strategy.inputs, strategy.outputs), strategy)
     return tuple(unique.values())
+
+
+def _may_be_uneven(rule: Rule, factor: str, degree: int) -> bool:
+    """Whether the rule lets uneven pieces of a factor be, and every dim of the factor can be cut so."""
+    alone = all(rule.term(place.where)[place.dim] == (factor,) for place in rule.places(factor))
+    return factor in rule.uneven and alone and is_uneven((rule.size(factor),), S(0), degree)
 
 
 def _split(rule: Rule, factor: str, parts: int, replicated: tuple[State, ...], outputs: int) -> Strategy:

@@ -37,7 +37,7 @@ def gather(graph: Graph, node: Node) -> Line:
         return None
     dim = node.arg(1, "dim") % len(data)
     left, right = _aligned(data, index, dim, "")
-    left[dim] = "v+"
+    left[dim] = "v+~"
     return f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}; P 0"
 
 

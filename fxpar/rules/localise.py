@@ -44,7 +44,8 @@ Cuts = tuple[tuple[int, int, int], ...]
 class Split:
     """What a localiser may look at: the node, a factor that is cut, how, and the layouts of the node's outputs.
 
-    ``cuts`` has an entry for each mesh axis that cuts the factor; ``degrees`` are those of all axes.
+    ``cuts`` has an entry for each mesh axis that cuts the factor; ``degrees`` and ``coordinates`` are those of all
+    axes.
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class Split:
     cuts: Cuts
     outputs: tuple[Layout, ...]
     degrees: tuple[int, ...]
+    coordinates: tuple[int, ...]
 
     @property
     def degree(self) -> int:
@@ -68,7 +70,7 @@ class Split:
     def out_shape(self, index: int = 0) -> tuple[int, ...]:
         """The local shape of tensor output ``index``."""
         outputs = [value for value in self.node.outputs if value is not None]
-        return local_sizes(self.graph.values[outputs[index]].shape, self.outputs[index], self.degrees)
+        return local_sizes(self.graph.values[outputs[index]].shape, self.outputs[index], self.degrees, self.coordinates)
 
 
 def localise(
@@ -98,7 +100,7 @@ def localise(
         axes = [axis for axis, _ in places]
         local_cuts = successive_layout(tuple(S(0, parts) for _, parts in places), [degrees[axis] for axis in axes])
         cuts = tuple((cut.parts, degrees[axis], coordinates[axis]) for axis, cut in zip(axes, local_cuts, strict=True))
-        local = localiser(Split(graph, node, rule, factor, cuts, outputs, tuple(degrees)), local)
+        local = localiser(Split(graph, node, rule, factor, cuts, outputs, tuple(degrees), tuple(coordinates)), local)
     return local
 
 

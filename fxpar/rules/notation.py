@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
 from typing import NamedTuple
 
 from fxpar.errors import RuleError
@@ -22,8 +21,8 @@ Term = tuple[Dim, ...]
 Shape = tuple[int, ...]
 
 ELLIPSIS: Dim = ("...",)
-MARKS = {"+": "summed", "!": "whole", "^": "reduced to the largest"}
-_TOKEN = re.compile(r"\s*(?:(\.\.\.)|([()])|(1)(?!\w)|([A-Za-z]\w*)([+!^]?))")
+MARKS = {"+": "summed", "!": "whole", "^": "reduced to the largest", "~": "uneven"}
+_TOKEN = re.compile(r"\s*(?:(\.\.\.)|([()])|(1)(?!\w)|([A-Za-z]\w*)([+!^~]*))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class Pattern:
     summed: frozenset[str]
     whole: frozenset[str]
     largest: frozenset[str]
+    uneven: frozenset[str]
     linear: tuple[tuple[int, ...], ...]
 
 
@@ -52,8 +52,9 @@ class Rule:
     """A rule line fitted to one operation: the factors of every dim, and the size of every factor.
 
     ``summed`` factors leave a partial output when split, ``largest`` ones an output of which the ranks' largest counts;
-    ``whole`` ones are never split. Each entry of ``linear`` is a set of operands in which the operation is jointly
-    linear, so that partial sums may pass through it.
+    ``whole`` ones are never split, ``uneven`` ones also in pieces that are not equal, where they have a dim to
+    themselves. Each entry of ``linear`` is a set of operands in which the operation is jointly linear, so that partial
+    sums may pass through it.
     """
 
     text: str
@@ -63,6 +64,7 @@ class Rule:
     summed: frozenset[str]
     whole: frozenset[str]
     largest: frozenset[str]
+    uneven: frozenset[str]
     linear: tuple[tuple[int, ...], ...]
 
     @property
@@ -107,14 +109,14 @@ def parse(text: str) -> Pattern:
     inputs, outputs = (
         tuple(_term(text, term, marked) for term in side.split(",")) if side.strip() else ((),) for side in sides
     )
-    for one, other in combinations(MARKS, 2):
+    for one, other in (("+", "!"), ("+", "^"), ("!", "^"), ("!", "~")):
         if both := marked[one] & marked[other]:
             raise RuleError(
                 f"rule {text!r}: {sorted(both)} cannot be {MARKS[one]} ({one}) and {MARKS[other]} ({other}) at once"
             )
     linear = tuple(group for option in options for group in _linear(text, option, len(inputs)))
-    summed, whole, largest = (frozenset(marked[mark]) for mark in MARKS)
-    return Pattern(text, inputs, outputs, summed, whole, largest, linear)
+    summed, whole, largest, uneven = (frozenset(marked[mark]) for mark in MARKS)
+    return Pattern(text, inputs, outputs, summed, whole, largest, uneven, linear)
 
 
 def _term(text: str, term: str, marked: dict[str, set[str]]) -> Term:
@@ -127,7 +129,7 @@ def _term(text: str, term: str, marked: dict[str, set[str]]) -> Term:
         if match is None:
             raise RuleError(f"rule {text!r}: cannot read {term[position:].strip()!r} in the term {term.strip()!r}")
         position = match.end()
-        dots, bracket, one, name, mark = match.groups()
+        dots, bracket, one, name, marks = match.groups()
         if bracket == "(" and group is None:
             group = []
         elif bracket == ")" and group is not None:
@@ -141,7 +143,7 @@ def _term(text: str, term: str, marked: dict[str, set[str]]) -> Term:
             if group is None:
                 dims.append(())
         else:
-            if mark:
+            for mark in marks:
                 marked[mark].add(name)
             if group is None:
                 dims.append((name,))
@@ -189,7 +191,7 @@ def bind(
         terms[: len(inputs)],
         terms[len(inputs) :],
         ordered,
-        *(pattern.summed, pattern.whole, pattern.largest, pattern.linear),
+        *(pattern.summed, pattern.whole, pattern.largest, pattern.uneven, pattern.linear),
     )
     for factor in rule.factors:
         _check_factor(rule, factor, inputs, outputs)

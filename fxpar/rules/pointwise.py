@@ -30,16 +30,19 @@ def register_pointwise(op: str, linear: Linear = "", local: Localiser | None = N
 
 @lru_cache(maxsize=16384)
 def line(operands: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> str:
-    """The rule line of a broadcast; dims of size 1 carry no factor.
+    """The rule line of a broadcast; dims of size 1 carry no factor, the last may be in uneven pieces.
+
+    The sizes of features and vocabularies, which stand there, are the model's; those of batches are chosen to divide.
 
     >>> line(((4, 1, 3), (2, 3)), ((4, 2, 3),))
-    'a 1 c, b c -> a b c'
+    'a 1 c~, b c~ -> a b c~'
     """
     rank = len(outputs[0])
 
     def term(shape: Shape) -> str:
         first = rank - len(shape)
-        return " ".join("1" if size == 1 else _name(first + dim) for dim, size in enumerate(shape))
+        names = ["1" if size == 1 else _name(first + dim) for dim, size in enumerate(shape)]
+        return " ".join(names) + "~" * bool(names and names[-1] != "1")
 
     return ", ".join(map(term, operands)) + " -> " + ", ".join(map(term, outputs))
 

@@ -20,7 +20,7 @@ def mean_split(split: Split, local: Local) -> Local:
 
 
 def reduction(graph: Graph, node: Node, dims: object, keepdim: bool, mark: str) -> str:
-    """The line of a reduction over ``dims`` (``None`` or empty: all); ``mark`` is ``"+"``, ``"!"`` or ``"^"``."""
+    """The line of a reduction over ``dims`` (``None`` or empty: all); ``mark`` marks them."""
     ((source,), outputs) = shapes(graph, node)
     chosen = (dims,) if isinstance(dims, int) else tuple(dims) if isinstance(dims, (tuple, list)) else ()
     gone = {dim % len(source) for dim in chosen} if chosen and source else set(range(len(source)))
@@ -67,7 +67,7 @@ def amax(graph: Graph, node: Node) -> Line:
     """The largest over dims: split, each rank has its largest; ties share a gradient, so with one they stay whole."""
     (out,) = node.outputs
     differentiated = out is not None and graph.values[out].grad
-    return reduction(graph, node, node.arg(1, "dim"), node.arg(2, "keepdim", False), "!" if differentiated else "^")
+    return reduction(graph, node, node.arg(1, "dim"), node.arg(2, "keepdim", False), "!" if differentiated else "^~")
 
 
 _whole_dims(

@@ -22,6 +22,11 @@ def names(shape: Shape, prefix: str = "d") -> list[str]:
     return [f"{prefix}{dim}" for dim in range(len(shape))]
 
 
+def last_uneven(dims: list[str]) -> list[str]:
+    """The same dims, the last of which may be in pieces that are not equal: see :func:`fxpar.rules.pointwise.line`."""
+    return [*dims[:-1], *(f"{name}~" for name in dims[-1:])]
+
+
 def one_to_one(operand: list[str], output: list[str]) -> str:
     """The line of a linear operation with one operand."""
     return f"{' '.join(operand)} -> {' '.join(output)}; P 0"
@@ -32,6 +37,8 @@ def reshape(graph: Graph, node: Node) -> Line:
     """Both shapes in their common factors; where neither size divides the other, those dims stay whole."""
     ((source,), (target,)) = shapes(graph, node)
     left, right, sizes = refine(source, target)
+    if left and right and left[-1] == right[-1] in sizes:
+        left[-1] += "~"
     return f"{' '.join(left)} -> {' '.join(right)}; P 0", sizes
 
 
@@ -109,7 +116,7 @@ def _dim(factors: list[str]) -> str:
 def permute(graph: Graph, node: Node) -> Line:
     """Dims in another order."""
     ((source,), _) = shapes(graph, node)
-    dims = names(source)
+    dims = last_uneven(names(source))
     return one_to_one(dims, [dims[dim] for dim in node.arg(1, "dims")])
 
 
@@ -173,7 +180,7 @@ def _pieces(graph: Graph, node: Node, first: int, dims: list[str]) -> tuple[list
 def slice_(graph: Graph, node: Node) -> Line:
     """A slice made of equal pieces may be cut inside the pieces."""
     ((source,), _) = shapes(graph, node)
-    whole, part, sizes = _pieces(graph, node, 1, names(source))
+    whole, part, sizes = _pieces(graph, node, 1, last_uneven(names(source)))
     return one_to_one(whole, part), sizes
 
 
@@ -189,7 +196,7 @@ def slice_scatter(graph: Graph, node: Node) -> Line:
 def select(graph: Graph, node: Node) -> Line:
     """One index of a dim, which stays whole."""
     ((source,), _) = shapes(graph, node)
-    dims, dim = names(source), node.arg(1, "dim")
+    dims, dim = last_uneven(names(source)), node.arg(1, "dim")
     return one_to_one([*dims[:dim], "s!", *dims[dim + 1 :]], dims[:dim] + dims[dim + 1 :])
 
 

@@ -39,7 +39,7 @@ class Where:
 def convert(x: Tensor, src: str, dst: str, grad: bool, axis: str, degree: int, rank: int, group: str) -> Tensor:
     """Bring the local tensor ``x`` from state ``src`` to ``dst`` on one mesh axis.
 
-    States are written as in :func:`fxpar.layout.parse_state`. ``x`` is this rank's piece (``S``), the whole (``R``,
+    States are written as by :func:`fxpar.layout.written`. ``x`` is this rank's piece (``S``), the whole (``R``,
     ``I``) or a summand (``P``). With ``grad`` the gradient is converted back as the table says; without it nothing
     runs backward.
     """
@@ -69,7 +69,33 @@ class _Convert(torch.autograd.Function):
 
 
 def run(kind: str, x: Tensor, src: str, dst: str, where: Where, phase: str, module: str) -> Tensor:
-    """Execute one entry of the conversion table on the local tensor ``x``, from ``src`` to ``dst``."""
+    """Execute one entry of the conversion table on the local tensor ``x``, from ``src`` to ``dst``.
+
+    Where pieces are uneven, a rank's piece, and the whole, are made as long as if all were like the largest before, and
+    cut to their length after: zeros at the end of the whole that no rank keeps.
+    """
+    joins, splits = kind in ("all_gather", "pad", "all_to_all"), kind in ("slice", "reduce_scatter", "all_to_all")
+    if joins and (size := uneven_size(src)):
+        x = _lengthened(x, src, -(-size // where.degree))
+    if splits and (size := uneven_size(dst)):
+        x = _lengthened(x, dst, -(-size // where.degree) * where.degree)
+    x = _even(kind, x, src, dst, where, phase, module)
+    if joins and (size := uneven_size(src)):
+        x = x.narrow(cut(src)[0], 0, size).contiguous()
+    if splits and (size := uneven_size(dst)):
+        most = -(-size // where.degree)
+        x = x.narrow(cut(dst)[0], 0, min(most, size - where.rank * most)).contiguous()
+    return x
+
+
+def _lengthened(x: Tensor, state: str, size: int) -> Tensor:
+    """``x`` with zeros after it, up to ``size`` in the dim that ``state`` cuts."""
+    dim, missing = cut(state)[0], size - x.shape[cut(state)[0]]
+    return torch.cat([x, x.new_zeros((*x.shape[:dim], missing, *x.shape[dim + 1 :]))], dim) if missing else x
+
+
+def _even(kind: str, x: Tensor, src: str, dst: str, where: Where, phase: str, module: str) -> Tensor:
+    """One entry of the conversion table between equal pieces."""
     if kind in COLLECTIVES and records.active is not None and not torch.compiler.is_compiling():
         whole_bytes = x.numel() * x.element_size() * (where.degree if src[0] == "S" else 1)
         records.active.add(kind, where.axis, where.degree, whole_bytes, phase, module)
@@ -100,8 +126,17 @@ def cut(state: str) -> tuple[int, int]:
     >>> cut("S1"), cut("S0/3")
     ((1, 1), (0, 3))
     """
-    dim, _, parts = state[1:].partition("/")
+    dim, _, parts = state[1:].partition("~")[0].partition("/")
     return int(dim), int(parts or 1)
+
+
+def uneven_size(state: str) -> int:
+    """The size of the dim that a state cuts in uneven pieces, like ``torch.chunk``; 0 if it cuts none, or evenly.
+
+    >>> uneven_size("S0~53"), uneven_size("S0/3"), uneven_size("R")
+    (53, 0, 0)
+    """
+    return int(state.partition("~")[2] or 0)
 
 
 def split(x: Tensor, state: str, degree: int) -> Tensor:

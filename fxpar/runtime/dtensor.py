@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from fxpar.errors import LayoutError
 from fxpar.layout import Layout, S, State, nested_layout, successive_layout
-from fxpar.runtime.collectives import split
+from fxpar.runtime.pieces import piece
 
 
 def placements(layout: Layout, degrees: Sequence[int]) -> tuple[Placement, ...]:
@@ -135,7 +135,7 @@ def local_piece(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
     """This rank's own contiguous copy of its piece of ``whole``."""
     for state, degree, rank in zip(successive_layout(layout, mesh.shape), mesh.shape, coordinates(mesh), strict=True):
         if state.kind == "S":
-            whole = split(whole, str(state), degree)[rank]
+            whole = piece(whole, state.dim, ((state.parts, degree, rank),))
     return whole.detach().clone(memory_format=torch.contiguous_format)
 
 

@@ -12,8 +12,11 @@ from fxpar.rules.localise import Cuts
 
 
 def piece(x: Tensor, dim: int, cuts: Cuts) -> Tensor:
-    """This rank's piece of ``x``, cut along ``dim``."""
+    """This rank's piece of ``x``, cut along ``dim``: as ``torch.chunk`` does where the pieces cannot be equal."""
     for parts, degree, rank in cuts:
+        if x.shape[dim] % (parts * degree):
+            x = x.chunk(degree, dim)[rank]
+            continue
         pieces = x.unflatten(dim, (parts, degree, x.shape[dim] // (parts * degree)))
         x = pieces.select(dim + 1, rank).flatten(dim, dim + 1)
     return x
@@ -29,10 +32,10 @@ def held(indices: Tensor, size: int, cuts: Cuts) -> tuple[Tensor, Tensor]:
     """
     mine, local, outside = torch.ones_like(indices, dtype=torch.bool), indices, (indices < 0) | (indices >= size)
     for parts, degree, rank in cuts:
-        rows = size // (parts * degree)
+        rows = -(-size // (parts * degree))  # the last piece may have fewer
         part, within = local // (rows * degree), local % (rows * degree)
         mine = mine & (within // rows == rank)
         local = part * rows + within % rows
-        size //= degree
+        size = rows * parts
     mine = mine & ~outside
     return mine, torch.where(outside, indices, torch.where(mine, local, 0))

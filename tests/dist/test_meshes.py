@@ -112,11 +112,11 @@ def test_something_that_is_no_mesh() -> None:
 
 
 class Odd(nn.Module):
-    """Nothing in it divides by 4 (nor by 3)."""
+    """Nothing in it divides by 4, or makes four pieces."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.norm, self.down = nn.Linear(7, 11), nn.LayerNorm(11), nn.Linear(11, 5)
+        self.up, self.norm, self.down = nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 5)
         self.double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def undivided() -> str:
     wanted = Odd()
     torch.manual_seed(0)
     model: Any = Odd()
-    x, y = rows(13, 7).requires_grad_(), rows(13, 7).requires_grad_()
+    x, y = rows(13, 3).requires_grad_(), rows(13, 3).requires_grad_()
     fxpar.parallelize(model, mesh_of(), example_args=(x,), cluster="toy")
     model(x).square().mean().backward()
     wanted(y).square().mean().backward()
@@ -141,4 +141,4 @@ def undivided() -> str:
 
 def test_a_degree_that_divides_nothing_splits_nothing_and_says_why() -> None:
     texts = run_ranks(4, undivided)
-    assert "100" in texts[0] and "no dim of [11, 7] divides by 4" in texts[0], texts[0]
+    assert "100" in texts[0] and "no dim of [6, 3] divides by 4" in texts[0], texts[0]

@@ -15,7 +15,9 @@ INT = ints(4, 8, high=5)
 
 def samples() -> Iterator[Sample]:
     """All of them."""
-    for part in (dense, pointwise, pointwise_linear, shape, reduce, norm, attention, embed, factory, index, conv):
+    for part in (dense, pointwise, pointwise_linear, shape, reduce, norm, attention, embed, uneven):
+        yield from part()
+    for part in (factory, index, conv):
         yield from part()
 
 
@@ -302,6 +304,7 @@ def embed() -> Iterator[Sample]:
     yield sample("embedding", table, T((4,), grad=False, data=[5, 3, 15, 5]), 5)
     yield sample("embedding", table, ints(4, 8, high=16), 1, True)
     yield sample("embedding", table, T((), grad=False, data=3))
+    yield sample("embedding", T((13, 7)), T((4,), grad=False, data=[5, 3, 12, 5]), 5)
     yield sample("one_hot", ints(4, 8, high=5), 5)
     yield sample("bucketize.Tensor", T((4, 8), grad=False), T((3,), grad=False, data=[-0.5, 0.0, 0.5]))
     ignored = T((8,), grad=False, data=[1, -100, 3, 0, 4, -100, 2, 2])
@@ -331,7 +334,10 @@ def embed() -> Iterator[Sample]:
 
 
 def split_classes() -> Iterator[Sample]:
-    """The two steps of a cross-entropy whose classes may be split."""
+    """The two steps of a cross-entropy whose classes may be split, also unevenly."""
+    uneven, targets = T((8, 13)), T((8,), grad=False, data=[1, -100, 3, 0, 12, -100, 11, 7])
+    yield Sample("local.class_terms", (uneven, T((8,), grad=False), targets, None, -100, False))
+    yield sample("amax", T((4, 13), grad=False), (1,))
     row = T((8,), grad=False, data=[1, -100, 3, 0, 11, -100, 2, 7])
     inner = T((4, 8), grad=False, data=[[(5 * i + j) % 12 if j else 3 for j in range(8)] for i in range(4)])
     weight = T((12,), grad=False, positive=True)
@@ -346,6 +352,18 @@ def split_classes() -> Iterator[Sample]:
                 sums = (*terms, T(positions) if smoothing else None)
                 rest = (how, ignored, smoothing, 12, DTYPE["float64"])
                 yield Sample("local.class_loss", (*sums, target, weights, *rest))
+
+
+def uneven() -> Iterator[Sample]:
+    """Features and vocabularies that no degree divides."""
+    yield sample("linear", T((4, 3, 11)), T((13, 11)))
+    yield sample("mm", T((4, 11)), T((11, 13)))
+    yield sample("add.Tensor", T((2, 4, 13)), T((13,)))
+    yield sample("reshape", T((2, 4, 13)), (8, 13))
+    yield sample("permute", T((2, 4, 13)), (0, 2, 1))
+    yield sample("slice.Tensor", T((2, 4, 13)), 1, 0, 3, 1)
+    yield sample("select.int", T((2, 4, 13)), 1, 2)
+    yield sample("gather", T((4, 13)), 1, ints(4, 2, high=13))
 
 
 def factory() -> Iterator[Sample]:

@@ -44,7 +44,7 @@ def test_six_heads_on_four_ranks() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_nothing_divides(rows: int) -> None:
-    model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 6)).double()
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)).double()
     plan = check(model, x(rows, 6))
     assert plan.unsplit_share == 1.0
     assert all("divides by 4" in item.reason for item in plan.unsplit)
@@ -83,7 +83,7 @@ def test_a_vocabulary_that_does_not_divide(vocabulary: int, tied: bool) -> None:
     labels[1] = -100
     plan = check(Tied(vocabulary, tied), ids, labels)
     weight = plan.parameters["embed.weight"][0]
-    assert str(weight) == ("I" if vocabulary == 53 else "S0") or weight.dim == 1
+    assert weight.kind == "S"
 
 
 def test_everything_ignored_gives_the_same_nan() -> None:

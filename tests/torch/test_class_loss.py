@@ -153,6 +153,12 @@ class LossOnly(nn.Module):
         return self.model(*args, **self.kwargs).loss
 
 
+def labelled(built: Built) -> Case:
+    """A model whose casts are lifted, with its loss."""
+    with Float64Casts():
+        return Case(LossOnly(built), built[1])
+
+
 FAMILIES: dict[str, Callable[[], Built]] = {"llama": llama, "gpt2": gpt2, "bert": bert, "t5": t5}
 HEADS = {
     "llama": "*.lm_head.weight",
@@ -163,9 +169,7 @@ HEADS = {
 
 
 def language(name: str) -> Case:
-    built = FAMILIES[name]()
-    with Float64Casts():
-        return Case(LossOnly(built), built[1])
+    return labelled(FAMILIES[name]())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -193,9 +197,7 @@ def test_language_models_under_random_plans(name: str) -> None:
 def test_no_collective_moves_the_logits() -> None:
     """The optimum keeps the logits of a large vocabulary split; the loss exchanges some numbers per token."""
     vocabulary = 512
-    built = llama(vocabulary=vocabulary)
-    with Float64Casts():
-        case = Case(LossOnly(built), (built[1][0],))
+    case = labelled(llama(vocabulary=vocabulary))
     priced = case.priced(4)
     plan = best(priced)
     graph, chosen = case.program.top, plan.graphs["top"]

@@ -119,9 +119,9 @@ def test_outputs_as_asked() -> None:
     assert found.outputs[:3] == ((S(0), S(1), I), None, (I, I, S(1))) and not found.notes
     assert [averaging_share(layout, RULE.data_axes, MESH) for layout in found.outputs if layout] == [2, 3, 1, 1]
     with pytest.raises(
-        LayoutError, match=r"output 'turned' has the global shape \(8, 12\) and cannot be I@dp, I@tp, S0@"
+        LayoutError, match=r"output 'turned' has the global shape \(8, 12\) and cannot be S0@dp, I@tp, S0/2@"
     ):
-        boundary_of(program(), (BATCH, WHOLE), NAMES, replace(RULE, outputs={"turned": (I, I, S(0))}), MESH)
+        boundary_of(program(), (BATCH, WHOLE), NAMES, replace(RULE, outputs={"turned": (S(0), I, S(0, 2))}), MESH)
 
 
 def test_without_data_axes_everything_is_whole() -> None:

@@ -157,9 +157,14 @@ def test_broadcast_dims_of_size_one_carry_no_factor() -> None:
     assert offered(graph, 2)["split:a"].inputs == (S(0), S(0))
 
 
-def test_uneven_cuts_are_not_offered() -> None:
+def test_uneven_cuts_are_offered_where_the_rule_says_so_and_every_rank_gets_something() -> None:
     table = one("embedding.default", Ref(0), Ref(1), ins=[(53, 8), (4,)], outs=[(4, 8)])
-    assert "split:v" not in offered(table, 4)
+    assert offered(table, 4)["split:v"].inputs[0] == S(0)
+    assert "split:v/2" not in offered(table, 4, v={2})
+    heads = one("embedding.default", Ref(0), Ref(1), ins=[(12, 8), (4,)], outs=[(4, 8)])
+    assert "split:v" not in offered(heads, 8)  # two each, and nothing for two ranks
+    joined = one("reshape.default", Ref(0), (4, 26), ins=[(4, 13, 2)], outs=[(4, 26)])
+    assert [name for name in offered(joined, 4) if name.startswith("split")] == ["split:f0"]  # pairs are no unit of 26
     rows = one("mean.dim", Ref(0), (0,), ins=[(10, 8)], outs=[(8,)])
     assert "split:d0" not in offered(rows, 4)
     assert "split:d0" in offered(rows, 2)
@@ -232,6 +237,9 @@ def cut(x: np.ndarray, state: State, degree: int, rank: int) -> np.ndarray:
     """One rank's piece, element by element."""
     if state.kind != "S":
         return x
+    if x.shape[state.dim] % degree:
+        most = -(-x.shape[state.dim] // degree)
+        return x.take(range(x.shape[state.dim])[rank * most : (rank + 1) * most], axis=state.dim)
     size = x.shape[state.dim] // state.parts
     rows = [row for row in range(x.shape[state.dim]) if row % size // (size // degree) == rank]
     return x.take(rows, axis=state.dim)
