@@ -100,6 +100,19 @@ def test_an_impossible_conversion_a_wrong_count_and_a_wrong_block_are_refused() 
     assert "for another program" in refused(program, replace(plan, program="0"))
 
 
+def test_what_cannot_be_made_again_is_refused() -> None:
+    program, plan = mlp_plan()
+    block = next(iter(program.blocks))
+    value, arcs = next(iter(plan.graphs[block].trees.items()))
+    (produced, _), (_, reached) = arcs[0], arcs[-1]
+    check_program(program, changed(plan, block, again={value: (reached,)}))
+    message = refused(program, changed(plan, block, again={value: (produced,)}))
+    assert "is to be made again in backward" in message and "the one it is produced in; leave it out" in message
+    message = refused(program, changed(plan, block, again={value: ((S(0, 7),),)}))
+    assert f"%{value}" in message and "as S0/7 on tp=4, but that layout is none that its conversions reach" in message
+    assert "%999 again, which nothing produces" in refused(program, changed(plan, block, again={999: (reached,)}))
+
+
 def test_constraints_that_match_nothing_or_cannot_be_name_the_nearest_and_what_there_is() -> None:
     model, args, _ = mlp()
     for pattern, message in (

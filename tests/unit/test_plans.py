@@ -46,6 +46,14 @@ def test_digest_sees_choices_and_not_prices() -> None:
     assert replace(PLAN, graphs={"top": other}).digest != PLAN.digest
 
 
+def test_what_is_made_again_is_part_of_the_text_and_of_the_digest() -> None:
+    graph = PLAN.graphs["top"]
+    value, arcs = next(iter(graph.trees.items()))
+    plan = replace(PLAN, graphs={**PLAN.graphs, "top": replace(graph, again={value: (arcs[-1][1],)})})
+    assert Plan.from_json(plan.to_json()) == plan and plan.digest != PLAN.digest
+    assert "again" not in PLAN.to_json()  # so texts of earlier versions are those of plans that keep everything
+
+
 def test_unsplit_share() -> None:
     assert PLAN.unsplit_share == 0.25
 
