@@ -49,12 +49,14 @@ def plan_within(
 
     Raises :class:`InfeasibleError` with the least that is needed, what needs it, and what would make it fit.
     """
-    rows, best = memory_rows(priced, optimizer), None
+    rows, best, taken = memory_rows(priced, optimizer), None, None
     for allowed in _ever_smaller(priced, pins):
+        if taken is not None and all(choice in allowed.get(slot, {choice}) for slot, choice in enumerate(taken)):
+            continue  # the best so far is the best of these, too
         found = _plan_with(priced, rows, limit_bytes, optimizer, allowed, time_limit_seconds)
-        if best is not None and (found is None or found.objective_seconds >= best.objective_seconds):
+        if best is not None and (found is None or found[0].objective_seconds >= best.objective_seconds):
             break
-        best = found or best
+        best, taken = found or (best, taken)
     if best is None:
         raise InfeasibleError(_why(priced, rows, limit_bytes, optimizer, pins, boundary))
     return best
@@ -83,8 +85,8 @@ def _ever_smaller(priced: Priced, pins: Pins | None) -> Iterator[Pins]:
 
 def _plan_with(
     priced: Priced, rows: Rows, limit_bytes: float, optimizer: str | None, pins: Pins, time_limit_seconds: float
-) -> Plan | None:
-    """The fastest plan that fits and takes only choices in ``pins``, as far as the rows can tell; ``None``: there is none."""
+) -> tuple[Plan, tuple[int, ...]] | None:
+    """The fastest plan that fits and takes only choices in ``pins``, and its choices; ``None`` if there is none."""
     program = priced.space.program
     left_out = np.full(2, float(sum(program.unused.values())))
     for _ in range(MAX_ROUNDS):
@@ -108,7 +110,7 @@ def _plan_with(
         )
         needed = memory(program, plan, optimizer)
         if needed.peak_bytes <= limit_bytes:
-            return replace(plan, memory=needed)
+            return replace(plan, memory=needed), solution.choice
         walked = np.array([max(needed.phases["forward"], needed.phases["backward"]), needed.phases["optimizer"]])
         left_out = np.maximum(left_out, walked - np.array(solution.bytes))
     return None

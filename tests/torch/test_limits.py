@@ -1,0 +1,97 @@
+"""A memory limit: plans that fit it, what they cost more, and what is said when none does."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import fxpar
+from fxpar.errors import InfeasibleError
+from fxpar.plans import Plan
+
+MESHES = ({"dp": 4}, {"tp": 4}, {"dp": 2, "tp": 2})
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self, width: int = 64, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@functools.cache
+def plan(axes: tuple[tuple[str, int], ...], limit_bytes: int | None = None, rows: int = 8) -> Plan:
+    with torch.device("meta"):
+        model = Stack()
+    return fxpar.plan(
+        model, dict(axes), example_args=(torch.zeros(rows, 64),), cluster="h100", memory_limit_bytes=limit_bytes
+    )
+
+
+def peak(found: Plan) -> int:
+    assert found.memory is not None
+    return found.memory.peak_bytes
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_tighter_limits_are_kept_and_cost_more(axes: dict[str, int]) -> None:
+    free = plan(tuple(axes.items()))
+    before = free
+    for share in (0.8, 0.6, 0.45):
+        found = plan(tuple(axes.items()), int(share * peak(free)))
+        assert peak(found) <= share * peak(free)
+        assert found.objective_seconds >= before.objective_seconds * (1 - 2e-3)
+        assert found.bound_seconds <= found.objective_seconds
+        before = found
+    assert before.objective_seconds > free.objective_seconds
+    assert Plan.from_json(before.to_json()) == before
+
+
+def test_a_limit_that_does_not_bind_changes_nothing() -> None:
+    free = plan((("dp", 4),))
+    assert plan((("dp", 4),), peak(free)).digest == free.digest and free.status == "optimal"
+
+
+def test_under_a_limit_gathered_parameters_are_made_again_in_backward() -> None:
+    """With a large batch every weight is gathered at use (FSDP); kept for backward, they would be all there at once."""
+    free = plan((("dp", 4),), rows=4096)
+    weights = [layout for name, layout in free.parameters.items() if name.endswith(("up.weight", "down.weight"))]
+    assert {layout[0].kind for layout in weights} == {"S"}
+    assert not any(graph.again for graph in free.graphs.values())
+    tight = plan((("dp", 4),), int(0.9 * peak(free)), rows=4096)
+    assert any(graph.again for graph in tight.graphs.values())
+    again = [item for item in tight.collectives if item.kind == "all_gather" and item.phase == "backward"]
+    assert again and not [item for item in free.collectives if item.kind == "all_gather" and item.phase == "backward"]
+
+
+def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    with pytest.raises(InfeasibleError) as error:
+        plan((("dp", 2), ("tp", 2)), 600_000, rows=64)
+    text = str(error.value)
+    assert "no plan on {'dp': 2, 'tp': 2} fits in 0.572 MiB" in text
+    assert "parameters" in text and "optimizer" in text and "activations" in text
+    assert "most is needed by" in text and "Block" in text
+    assert "it would fit" in text
+
+
+def test_a_wrong_optimizer_is_named() -> None:
+    with torch.device("meta"):
+        model = Stack()
+    with pytest.raises(fxpar.errors.PlanError, match=r"optimizer='adafactor' is not known here, only 'adamw'"):
+        fxpar.plan(model, {"tp": 2}, example_args=(torch.zeros(8, 64),), optimizer="adafactor")
