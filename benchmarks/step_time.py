@@ -1,10 +1,12 @@
-"""Seconds of a training step: fxpar against the same layout through PyTorch's ``parallelize_module``.
+"""Seconds of a training step: fxpar against PyTorch's own parallelism, in the same layout and in the best one.
 
 In: the number of timed rounds. Out: Markdown tables on standard output. A 4-layer Llama (hidden 512, batch 4, sequence
-256, float32) runs on 2 gloo processes with one thread each. All contestants live in the same processes and take turns,
-in another order every round; a step is forward, backward and AdamW, on rank 0's clock between barriers.
+256, float32, its loss inside) runs on gloo processes with one thread each: 2 on the mesh ``tp=2``, against
+``parallelize_module``, and 4 on ``dp=2, tp=2``, against ``fully_shard`` and ``parallelize_module``. All contestants
+live in the same processes and take turns, in another order every round; a step is forward, backward and AdamW, on rank
+0's clock between barriers. Losses and gradients of all are compared before anything is timed.
 
-    python benchmarks/step_time.py [--rounds 40]
+    python -m benchmarks.step_time [--rounds 40] [--meshes tp dp,tp]
 """
 
 from __future__ import annotations
@@ -17,42 +19,43 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron import megatron_pins
-from search_time import show
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxpar
+from benchmarks.layouts import LAYOUTS, both
+from benchmarks.search_time import show
+from benchmarks.torch_layouts import torch_tp, torch_tp_sp
 from fxpar.assemble import assemble
-from fxpar.capture import capture
+from fxpar.boundary import BoundaryRule, data_axes_of
+from fxpar.calls import Calls, capture_call
 from fxpar.cluster import Cluster
 from fxpar.cost.comm import wire_bytes
 from fxpar.cost.price import price
-from fxpar.layout import Mesh
+from fxpar.meshes import as_mesh
 from fxpar.pins import pin
 from fxpar.plans import Plan
 from fxpar.processes import run_ranks
 from fxpar.solver import solve
 from fxpar.space import space
 
-SIZE, BATCH, SEQUENCE, VOCABULARY = 2, 4, 256, 4096
-AXIS = "tp"
+DEGREE, BATCH, SEQUENCE, VOCABULARY = 2, 4, 256, 4096
+CLUSTER = "cpu-gloo"
+#: Losses and gradients of two contestants differ by no more than that, relative to the largest element.
+TOLERANCE = 1e-4
+#: A collective that sends less is counted as small: its time is all latency.
+SMALL_BYTES = 64 * 1024
+
+Make = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
 def llama() -> nn.Module:
@@ -66,116 +69,140 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def batch() -> dict[str, torch.Tensor]:
+def batch(mesh: DeviceMesh | None = None) -> dict[str, Tensor]:
+    """The whole batch, or this rank's part of it, if the mesh has an axis ``dp``."""
     ids = torch.randint(VOCABULARY, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(SEQUENCE).expand(BATCH, SEQUENCE)
-    return {"input_ids": ids, "labels": ids, "position_ids": positions}
+    inputs = {"input_ids": ids, "labels": ids, "position_ids": positions}
+    if mesh is None or "dp" not in (mesh.mesh_dim_names or ()):
+        return inputs
+    part = mesh.get_local_rank("dp")
+    return {name: tensor.chunk(mesh["dp"].size())[part] for name, tensor in inputs.items()}
 
 
 # Contestants ------------------------------------------------------------------------------------------------------
 
 
-def torch_tp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Megatron's layout: heads, inner features and vocabulary split, everything else whole on every rank."""
-    return _torch(model, mesh, Replicate(), {})
+def same_layout(layout: str) -> Make:
+    """fxpar in a layout of :data:`benchmarks.layouts.LAYOUTS`, with a loss that every rank of ``tp`` computes whole.
+
+    That is how PyTorch's side has it.
+    """
+
+    def make(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        return fxpar.parallelize(model, mesh, example_kwargs=batch(mesh), plan=hand_plan(model, mesh, layout))
+
+    return make
 
 
-def torch_tp_sp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The same with sequence parallelism: what lies between the split parts is cut along the sequence."""
-    norms = ("norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm")
-    return _torch(model, mesh, Shard(1), {f"model.{name}": SequenceParallel() for name in norms})
+def hand_plan(model: nn.Module, mesh: DeviceMesh, layout: str) -> Plan:
+    """The plan of a hand-made layout; what it leaves open is filled in at least cost."""
+    axes = as_mesh(mesh)
+    rule = BoundaryRule(data_axes_of(axes, None))
+    captured, boundary = capture_call(model, (), batch(mesh), Calls(axes, rule))
+    found = space(captured.program, axes, boundary)
+    whole = {f"top::{op}": "I@tp" for op in ("aten.reshape.default", "aten.amax.default", "local.class_*")}
+    pins = both(LAYOUTS[layout](found), pin(found, nodes=whole))
+    priced = price(found, Cluster.load(CLUSTER))
+    return replace(assemble(priced, solve(priced.problem, pins=pins).choice), boundary=boundary.rule)
 
 
-def _torch(
-    model: nn.Module, mesh: DeviceMesh, between: Replicate | Shard, more: Mapping[str, ParallelStyle]
-) -> nn.Module:
-    whole = Replicate()
-    heads_in = PrepareModuleInput(
-        input_kwarg_layouts={"hidden_states": between},
-        desired_input_kwarg_layouts={"hidden_states": whole},
-        use_local_output=False,
-    )
-    inner_in = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(whole,), use_local_output=False)
-    columns = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]
-    layer: dict[str, ParallelStyle] = {
-        "self_attn": heads_in,
-        "mlp": inner_in,
-        **{name: ColwiseParallel() for name in columns},
-        **{name: RowwiseParallel(output_layouts=between) for name in ("self_attn.o_proj", "mlp.down_proj")},
-    }
-    plan: dict[str, ParallelStyle] = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=between),
-        "lm_head": ColwiseParallel(input_layouts=between, output_layouts=whole),
-        **{f"model.layers.*.{name}": style for name, style in layer.items()},
-        **more,
-    }
-    return parallelize_module(model, mesh, plan)
+def optimal(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fxpar.parallelize(model, mesh, example_kwargs=batch(mesh), cluster=CLUSTER)
 
 
-def fxpar_tp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return fxpar.parallelize(model, mesh, example_kwargs=batch(), plan=same_layout(model, sequence_parallel=False))
+@dataclass(frozen=True)
+class Setting:
+    """A mesh and those who compete on it; ``pairs`` are whose times are divided by whose."""
+
+    axes: tuple[str, ...]
+    contestants: Mapping[str, Make]
+    pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def size(self) -> int:
+        return int(DEGREE ** len(self.axes))
 
 
-def fxpar_tp_sp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return fxpar.parallelize(model, mesh, example_kwargs=batch(), plan=same_layout(model, sequence_parallel=True))
-
-
-def same_layout(model: nn.Module, *, sequence_parallel: bool) -> Plan:
-    """The plan of :func:`torch_tp` or :func:`torch_tp_sp`: Megatron's, with a loss that every rank computes whole."""
-    found = space(capture(model, (), batch()).program, Mesh.of({AXIS: SIZE}))
-    pins = megatron_pins(found, "llama", sequence_parallel=sequence_parallel)
-    whole = {"top::aten.reshape.default": "I", "top::aten.cross_entropy_loss.default": "I"}
-    pins |= {slot: left & pins.get(slot, left) for slot, left in pin(found, nodes=whole).items()}
-    priced = price(found, Cluster.load("cpu-gloo"))
-    return assemble(priced, solve(priced.problem, pins=pins).choice)
-
-
-def fxpar_optimal(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return fxpar.parallelize(model, mesh, example_kwargs=batch(), cluster="cpu-gloo")
-
-
-CONTESTANTS: dict[str, Callable[[nn.Module, DeviceMesh], nn.Module]] = {
-    "torch TP": torch_tp,
-    "fxpar, the same layout (TP)": fxpar_tp,
-    "torch TP+SP": torch_tp_sp,
-    "fxpar, the same layout (TP+SP)": fxpar_tp_sp,
-    "fxpar, optimal for cpu-gloo": fxpar_optimal,
+BEST = f"fxpar, optimal for {CLUSTER}"
+#: PyTorch keeps gathered parameters for backward, as fxpar does, unless "freed after forward", which is its default.
+SETTINGS = {
+    "tp": Setting(
+        ("tp",),
+        {
+            "torch TP": torch_tp,
+            "fxpar, the same layout (TP)": same_layout("TP"),
+            "torch TP+SP": torch_tp_sp,
+            "fxpar, the same layout (TP+SP)": same_layout("TP+SP"),
+            BEST: optimal,
+        },
+        (
+            ("fxpar, the same layout (TP)", "torch TP"),
+            ("fxpar, the same layout (TP+SP)", "torch TP+SP"),
+            (BEST, "torch TP"),
+            (BEST, "torch TP+SP"),
+        ),
+    ),
+    "dp,tp": Setting(
+        ("dp", "tp"),
+        {
+            "torch FSDP2 x TP, freed after forward": partial(torch_tp, free_after_forward=True),
+            "torch FSDP2 x TP": torch_tp,
+            "fxpar, the same layout (FSDP x TP)": same_layout("FSDP x TP"),
+            "torch FSDP2 x TP+SP": torch_tp_sp,
+            "fxpar, the same layout (FSDP x TP+SP)": same_layout("FSDP x TP+SP"),
+            BEST: optimal,
+        },
+        (
+            ("fxpar, the same layout (FSDP x TP)", "torch FSDP2 x TP"),
+            ("fxpar, the same layout (FSDP x TP+SP)", "torch FSDP2 x TP+SP"),
+            (BEST, "torch FSDP2 x TP, freed after forward"),
+            (BEST, "torch FSDP2 x TP"),
+            (BEST, "torch FSDP2 x TP+SP"),
+        ),
+    ),
 }
-PAIRS = (
-    ("fxpar, the same layout (TP)", "torch TP"),
-    ("fxpar, the same layout (TP+SP)", "torch TP+SP"),
-    ("fxpar, optimal for cpu-gloo", "torch TP"),
-    ("fxpar, optimal for cpu-gloo", "torch TP+SP"),
-)
 
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
 class Counting(TorchDispatchMode):
-    """Counts collectives and the bytes each rank sends in them."""
+    """Counts collectives and the bytes each rank sends in them; every group has :data:`DEGREE` ranks."""
 
+    #: Functional collectives, and those of FSDP2, by name: kind, the argument that is sent, whether it is a piece.
     FUNCTIONS = {  # noqa: RUF012
-        "all_reduce": ("all_reduce", 0),
-        "all_gather_into_tensor": ("all_gather", 1),
-        "reduce_scatter_tensor": ("reduce_scatter", 0),
-        "all_to_all_single": ("all_to_all", 1),
+        "_c10d_functional::all_reduce": ("all_reduce", 0, False),
+        "_c10d_functional::all_gather_into_tensor": ("all_gather", 0, True),
+        "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0, False),
+        "_c10d_functional::all_to_all_single": ("all_to_all", 0, True),
+        "c10d::allreduce_": ("all_reduce", 0, False),
+        "c10d::_allgather_base_": ("all_gather", 1, True),
+        "c10d::_reduce_scatter_base_": ("reduce_scatter", 1, False),
     }
+    #: Ranks meet, or a result is awaited: nothing is sent that counts.
+    SILENT = ("c10d::barrier", "_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd")
 
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[str] = Counter()
+        self.small = 0
         self.bytes = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor first: what it communicates is then seen here
         out = func(*args, **(kwargs or {}))
-        namespace, _, name = func._schema.name.partition("::")
-        if namespace == "_c10d_functional" and name in self.FUNCTIONS:
-            kind, grows = self.FUNCTIONS[name]
-            local = args[0].numel() * args[0].element_size()
+        name = func._schema.name
+        if name in self.FUNCTIONS:
+            kind, position, piece = self.FUNCTIONS[name]
+            sent = args[position][0] if isinstance(args[position], list) else args[position]
+            local = sent.numel() * sent.element_size()
+            wire = wire_bytes(kind, local * (DEGREE if piece else 1), DEGREE)
             self.found[kind] += 1
-            self.bytes += wire_bytes(kind, local * (SIZE if grows else 1), SIZE)
+            self.small += wire < SMALL_BYTES
+            self.bytes += wire
+        elif name.partition("::")[0] in ("c10d", "_c10d_functional") and name not in self.SILENT:
+            raise RuntimeError(f"{name} communicates, and is not counted: name it in Counting.FUNCTIONS")
         return out
 
 
@@ -183,33 +210,71 @@ class Counting(TorchDispatchMode):
 class Contestant:
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    inputs: dict[str, torch.Tensor]
+    inputs: dict[str, Tensor]
 
-    def step(self) -> torch.Tensor:
-        loss: torch.Tensor = self.model(**self.inputs).loss
+    def backward(self) -> Tensor:
+        loss: Tensor = self.model(**self.inputs).loss
         loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         return loss.detach()
 
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
-def contestant(make: Callable[[nn.Module, DeviceMesh], nn.Module], start: nn.Module, mesh: DeviceMesh) -> Contestant:
+    def step(self) -> None:
+        self.backward()
+        self.update()
+
+
+def contestant(make: Make, start: nn.Module, mesh: DeviceMesh) -> Contestant:
     model = make(copy.deepcopy(start), mesh)
-    return Contestant(model, torch.optim.AdamW(model.parameters(), lr=1e-4), batch())
+    return Contestant(model, torch.optim.AdamW(model.parameters(), lr=1e-4), batch(mesh))
 
 
-def run(rank: int, rounds: int) -> str:
-    """Times per contestant in seconds, their collectives, and their losses in the first steps, as JSON."""
+def first_step(runner: Contestant) -> dict[str, Tensor]:
+    """The loss and all gradients of a step, whole: of the mean over the parts of the batch."""
+    loss = runner.backward()
+    dist.all_reduce(loss)
+    found = {"loss": loss / dist.get_world_size()}
+    for name, parameter in runner.model.named_parameters():
+        grad = parameter.grad
+        assert grad is not None, f"{name} has no gradient"
+        found[name] = grad.full_tensor() if isinstance(grad, DTensor) else grad.clone()
+    runner.update()
+    return found
+
+
+def furthest(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The largest difference, relative to the largest element of its tensor, and where it is."""
+    assert found.keys() == wanted.keys()
+    return max(
+        (float((found[name] - wanted[name]).abs().max() / wanted[name].abs().max().clamp_min(1e-30)), name)
+        for name in wanted
+    )
+
+
+def run(rank: int, job: tuple[str, int]) -> str:
+    """Per contestant its times in seconds, its collectives, and how far its first step is from the first's, as JSON."""
+    which, rounds = job
     torch.set_num_threads(1)
-    mesh, start = init_device_mesh("cpu", (SIZE,), mesh_dim_names=(AXIS,)), llama()
-    runners = {name: contestant(make, start, mesh) for name, make in CONTESTANTS.items()}
+    chosen, start = SETTINGS[which], llama()
+    mesh = init_device_mesh("cpu", (DEGREE,) * len(chosen.axes), mesh_dim_names=chosen.axes)
+    runners: dict[str, Contestant] = {}
     report: dict[str, dict[str, Any]] = {}
-    for name, runner in runners.items():
-        losses = [float(runner.step()) for _ in range(2)]
+    wanted: dict[str, Tensor] | None = None
+    for name, make in chosen.contestants.items():
+        runner = runners[name] = contestant(make, start, mesh)
+        found = first_step(runner)
+        wanted = wanted or found
+        off, where = furthest(found, wanted)
+        if off > TOLERANCE:
+            raise RuntimeError(f"{name} computes something else: {where} is off by {off:.1e}")
+        runner.step()
         with Counting() as counting:
-            losses.append(float(runner.step()))
-        report[name] = {"losses": losses, "collectives": counting.found, "bytes": counting.bytes, "seconds": []}
-    order, shuffle = list(runners), random.Random(0)  # the same order on both ranks
+            runner.step()
+        counted = {"collectives": counting.found, "small": counting.small, "bytes": counting.bytes}
+        report[name] = {"off": off, **counted, "seconds": []}
+    order, shuffle = list(runners), random.Random(0)  # the same order on all ranks
     for _ in range(rounds):
         shuffle.shuffle(order)
         for name in order:
@@ -236,26 +301,33 @@ def bootstrap(ours: list[float], theirs: list[float], draws: int = 5000) -> tupl
     return float(low), float(middle), float(high)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure a training step against PyTorch's own tensor parallelism.")
-    parser.add_argument("--rounds", type=int, default=40, help="timed steps per contestant (default: %(default)s)")
-    args = parser.parse_args()
-    report = json.loads(run_ranks(run, SIZE, args.rounds))
-    first = next(iter(report.values()))["losses"]
+def measure(which: str, rounds: int) -> None:
+    """Run one setting and print its tables."""
+    chosen = SETTINGS[which]
+    report = json.loads(run_ranks(run, chosen.size, (which, rounds)))
     rows = []
     for name, found in report.items():
-        assert np.allclose(found["losses"], first, rtol=1e-4), f"{name} computes something else: {found['losses']}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found["collectives"].items()))
+        numbers = (sum(found["collectives"].values()), found["small"])
         seconds = f"{1e3 * statistics.median(found['seconds']):.1f}"
-        rows.append((name, seconds, str(sum(found["collectives"].values())), kinds, f"{found['bytes'] / 1e6:.2f}"))
-    header = ("contestant", "step, ms (median)", "collectives", "of which", "wire MB per rank")
-    show(f"A training step on {SIZE} processes, {args.rounds} rounds", header, rows)
+        rows.append((name, seconds, *map(str, numbers), kinds, f"{found['bytes'] / 1e6:.2f}", f"{found['off']:.0e}"))
+    header = ("contestant", "step, ms (median)", "collectives", "small", "of which", "wire MB per rank", "off by")
+    show(f"A training step on {chosen.size} processes ({which}), {rounds} rounds", header, rows)
     rows = []
-    for ours, theirs in PAIRS:
+    for ours, theirs in chosen.pairs:
         low, middle, high = bootstrap(report[ours]["seconds"], report[theirs]["seconds"])
         rows.append((ours, theirs, f"{middle:.3f}", f"{low:.3f} .. {high:.3f}", "1.0"))
     header = ("ours", "theirs", "time ratio", "95 % interval (bootstrap)", "lower end at most")
     show("Time ratios", header, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure a training step against PyTorch's own parallelism.")
+    parser.add_argument("--rounds", type=int, default=40, help="timed steps per contestant (default: %(default)s)")
+    parser.add_argument("--meshes", nargs="*", choices=SETTINGS, default=list(SETTINGS), help="(default: all)")
+    args = parser.parse_args()
+    for which in args.meshes:
+        measure(which, args.rounds)
 
 
 if __name__ == "__main__":
