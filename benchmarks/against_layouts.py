@@ -113,7 +113,7 @@ def main() -> None:
             took = f"{time.perf_counter() - start:.1f}"
             rows.append((name, text, f"{1e3 * best.cost:.3f}", best.status, *shown, took))
             for which, why in refused.items():
-                if "two axes" not in why:
+                if not why.endswith("two axes"):
                     reasons.setdefault((name, which), f"{which} of {name} on {text}: {why}")
     header = ("model", "mesh", "optimum, ms", "status", *LAYOUTS, TRANSFORMERS, "all, s")
     show(f"Hand layouts over the optimum ({args.cluster}), modelled seconds of a step", header, rows)

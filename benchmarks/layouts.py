@@ -32,7 +32,7 @@ def both(*pins: Pins) -> Pins:
     for slot, choices in (item for some in pins for item in some.items()):
         found[slot] = found.get(slot, choices) & choices
         if not found[slot]:
-            raise InfeasibleError(f"slot {slot}: the layouts of two axes do not go together")
+            raise InfeasibleError(f"slot {slot}: the layouts of two axes ask for different things")
     return found
 
 
@@ -99,15 +99,15 @@ def _splits(slot: Slot, choice: int, hit: tuple[str, int], axes: Sequence[int], 
     return True
 
 
-def at_rest(space: Space, axes: Iterable[int], *, sharded: bool) -> Pins:
-    """Parameters whole on ``axes``, or cut there if any dim divides."""
+def at_rest(space: Space, axes: Sequence[int], *, sharded: bool) -> Pins:
+    """Parameters whole on ``axes``, or cut on as many of them as divide a dim."""
     pins: Pins = {}
     for number in set(space.parameter_slots.values()):
-        slot = space.slots[number]
-        for axis in axes:
-            whole = _where(slot, lambda choice, slot=slot, axis=axis: slot.ways.layout(choice, "outputs", 0)[axis] == I)
-            cut = set(range(len(slot.ways))) - whole
-            pins = both(pins, {number: cut if sharded and cut else whole})
+        ways = space.slots[number].ways
+        layouts = [ways.layout(choice, "outputs", 0) for choice in range(len(ways))]
+        cuts = [sum(layout[axis] != I for axis in axes) for layout in layouts]
+        wanted = max(cuts) if sharded else 0
+        pins[number] = {choice for choice, count in enumerate(cuts) if count == wanted}
     return pins
 
 
