@@ -222,28 +222,33 @@ def _on_rank(_rank: int, job: str) -> str:
     return json.dumps({"memory": asdict(predicted), "peaks": peaks})
 
 
-def main() -> None:
-    from search_time import show
+HEADER = ("model", "mesh", "planned for", "optimizer", "parameters", "gradients", "states", "activations", "transient",
+          "predicted peak", "in", "measured peak", "ratio")  # fmt: skip
 
+
+def row(item: Configuration) -> tuple[str, ...]:
+    """One configuration, measured on processes of its own."""
+    found = json.loads(run_ranks(_on_rank, item.size, json.dumps(asdict(item))))
+    predicted, peak = found["memory"], max(found["peaks"])
+    parts = ("parameter", "gradient", "optimizer", "activation", "transient", "peak")
+    return (
+        item.model, " x ".join(f"{name}={degree}" for name, degree in item.axes),
+        item.cluster if item.seed is None else "(drawn)", item.optimizer,
+        *(f"{predicted[f'{part}_bytes'] / 1e6:.1f}" for part in parts), predicted["peak_phase"],
+        f"{peak / 1e6:.1f}", f"{predicted['peak_bytes'] / peak:.3f}",
+    )  # fmt: skip
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description="Compare predicted with measured memory.")
-    parser.add_argument("--only", default="", help="configurations whose model has this in its name")
+    parser.add_argument(
+        "--only", default="", help="configurations with this among their values, such as gpt2 or dp"
+    )
     args = parser.parse_args()
-    rows = []
+    print("| " + " | ".join(HEADER) + " |\n" + "| --- " * len(HEADER) + "|", flush=True)
     for item in CONFIGURATIONS:
-        if args.only not in item.model:
-            continue
-        found = json.loads(run_ranks(_on_rank, item.size, json.dumps(asdict(item))))
-        predicted, peak = found["memory"], max(found["peaks"])
-        axes = " x ".join(f"{name}={degree}" for name, degree in item.axes)
-        parts = ("parameter", "gradient", "optimizer", "activation", "transient", "peak")
-        rows.append((
-            item.model, axes, item.cluster if item.seed is None else "(drawn)", item.optimizer,
-            *(f"{predicted[f'{part}_bytes'] / 1e6:.1f}" for part in parts), predicted["peak_phase"],
-            f"{peak / 1e6:.1f}", f"{predicted['peak_bytes'] / peak:.3f}",
-        ))  # fmt: skip
-    header = ("model", "mesh", "planned for", "optimizer", "parameters", "gradients", "states", "activations",
-              "transient", "predicted peak", "in", "measured peak", "ratio")  # fmt: skip
-    show("Memory of a training step, MB per rank", header, rows)
+        if args.only in str(item):
+            print("| " + " | ".join(row(item)) + " |", flush=True)
 
 
 if __name__ == "__main__":
