@@ -9,8 +9,9 @@ what was measured; nothing fails here (:mod:`tests.torch.test_search_size` guard
 from __future__ import annotations
 
 import argparse
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="plans per model (default: %(default)s)")
     args = parser.parse_args()
     against_export(args.repeats)
+    on_meshes(args.repeats)
     against_depth(args.repeats)
     stages(args.models, args.repeats)
 
@@ -51,6 +53,26 @@ def against_export(repeats: int) -> None:
         ("peak extra memory of fxpar.plan", f"{max(extra) / 1e6:.0f} MB", "", "1000 MB"),
     ]
     show("Planning llama3-8b on tp=8 (h100), against exporting it once", HEADER, rows)
+
+
+#: Meshes of several axes, and the most that planning on them may take of one export.
+MESHES = (({"dp": 2, "tp": 4}, "0.4"), ({"a": 2, "b": 2, "c": 8}, "0.8"))
+
+
+def on_meshes(repeats: int) -> None:
+    """llama3-8b on two and three axes, within a device's memory, against one export, in turn."""
+    model = zoo.build("llama3-8b")
+    turns = [
+        [measured(lambda: _export(model)), *(measured(lambda mesh=mesh: plan(model, mesh)) for mesh, _ in MESHES)]
+        for _ in range(min(repeats, 3) + 1)
+    ][1:]  # the first turn warms up
+    export, *ours = (_median([turn[which] for turn in turns]) for which in range(1 + len(MESHES)))
+    rows = [("one torch.export of the model", *_texts(export, "s"), "")]
+    for (mesh, bar), seconds in zip(MESHES, ours, strict=True):
+        found = plan(model, mesh)
+        rows.append((f"fxpar.plan on {mesh}: {found.status}", *_texts(seconds, "s"), ""))
+        rows.append(("fxpar.plan / torch.export", *_texts(seconds / export), bar))
+    show(f"Planning llama3-8b within a device's memory (h100), median of {len(turns)} turns", HEADER, rows)
 
 
 def against_depth(repeats: int) -> None:
@@ -79,9 +101,16 @@ def stages(names: Sequence[str], repeats: int) -> None:
     show(f"Planning on tp=8 (h100), stage by stage, median of {repeats}", (*header, "status"), rows)
 
 
-def plan(model: ZooModel) -> Plan:
+def plan(model: ZooModel, mesh: Mapping[str, int] | None = None) -> Plan:
+    """On ``mesh`` within a device's memory; on one axis, where not all models would fit, without a limit."""
     return fxpar.plan(
-        model.model, MESH, example_args=model.args, example_kwargs=model.kwargs, cluster="h100", whole=model.whole
+        model.model,
+        mesh or MESH,
+        example_args=model.args,
+        example_kwargs=model.kwargs,
+        cluster="h100",
+        whole=model.whole,
+        memory_limit_bytes=None if mesh else math.inf,
     )
 
 

@@ -49,7 +49,7 @@ def plan(
     cluster: str | Path | Cluster | None = None,
     constraints: Mapping[str, str] | None = None,
     optimizer: str = "adamw",
-    memory_limit_bytes: int | None = None,
+    memory_limit_bytes: float | None = None,
     strict: bool = False,
     check_folding: bool = False,
     whole: Sequence[str] = (),
@@ -69,7 +69,8 @@ def plan(
     With ``loss_fn`` the program is the model and ``loss_fn(output, *loss_args)``; ``example_loss_args`` are those of
     one call. ``constraints`` holds parameters, or what modules return, in given states by glob
     (``{"*.down_proj.weight": "S1@tp", "*.mlp": "S1@tp"}``, :func:`fxpar.pins.pin`); axes not named are left open.
-    ``optimizer`` and ``memory_limit_bytes`` are what the plan has to leave room for on every device. ``whole`` are
+    On every device, a training step with ``optimizer`` takes at most ``memory_limit_bytes`` (left out: what a device of
+    the cluster has; ``math.inf`` for any number). ``whole`` are
     globs of modules to compute whole, untraced. ``strict`` refuses operations without a rule. ``check_folding``
     also plans without folding repeated blocks, and the plan says what folding costs. ``dump`` is a folder for the text
     of every stage.
@@ -91,14 +92,15 @@ def plan(
     calls = Calls(axes, rule, whole, loss_fn, input_placements, output_placements)
     args, kwargs = example_call(model, example_args, example_kwargs, example_loss_args, calls)
     captured, boundary = captured_model(model, args, kwargs, calls, stages)
+    prices = cluster_for(cluster, mesh)
     return search(
         captured.program,
         axes,
-        cluster_for(cluster, mesh),
+        prices,
         boundary=boundary,
         parameters=constraints,
         optimizer=optimizer,
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit_bytes=prices.memory_bytes if memory_limit_bytes is None else memory_limit_bytes,
         strict=strict,
         check_folding=check_folding,
         time_limit_seconds=time_limit_seconds,
@@ -122,7 +124,7 @@ def parallelize(
     cluster: str | Path | Cluster | None = None,
     constraints: Mapping[str, str] | None = None,
     optimizer: str = "adamw",
-    memory_limit_bytes: int | None = None,
+    memory_limit_bytes: float | None = None,
     strict: bool = False,
     whole: Sequence[str] = (),
     time_limit_seconds: float = 60.0,
@@ -149,7 +151,9 @@ def parallelize(
     given = plan.boundary if plan else BoundaryRule()
     rule = given if plan and data_axes is None else replace(given, data_axes=data_axes_of(axes, data_axes))
     calls = Calls(axes, rule, whole, loss_fn, input_placements, output_placements)
-    needs: dict[str, Any] = {"optimizer": optimizer, "memory_limit_bytes": memory_limit_bytes}
+    prices = cluster_for(cluster, mesh, plan)
+    limit = prices.memory_bytes if memory_limit_bytes is None else memory_limit_bytes
+    needs: dict[str, Any] = {"optimizer": optimizer, "memory_limit_bytes": limit}
 
     def read() -> tuple[Captured, Boundary, Any, nn.Module, str]:
         check_parameters(model, {})
@@ -160,8 +164,6 @@ def parallelize(
 
     captured, boundary, key, bare, shown = all_succeed(read, mesh, "capturing the model")
     all_agree(f"{captured.program.digest()} for {shown}", mesh, "the captured model")
-
-    prices = cluster_for(cluster, mesh, plan)
 
     def decide() -> tuple[str, int, str]:
         found = plan or search(

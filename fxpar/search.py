@@ -6,6 +6,7 @@ after (:mod:`fxpar.api`); nothing here needs torch.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,6 @@ from fxpar.progress import progress
 from fxpar.solver import min_marginals, solve
 from fxpar.space import Space, space
 from fxpar.unfold import unfolded
-
 
 #: Optima are proven to this relative precision: smaller differences are none.
 PROVEN_TO = 1e-9
@@ -64,7 +64,7 @@ def search(
     boundary: Boundary | None = None,
     parameters: Mapping[str, str | Layout] | None = None,
     optimizer: str = "adamw",
-    memory_limit_bytes: int | None = None,
+    memory_limit_bytes: float | None = None,
     strict: bool = False,
     check_folding: bool = False,
     time_limit_seconds: float = 60.0,
@@ -79,7 +79,8 @@ def search(
     """
     if check_folding and memory_limit_bytes is not None:
         raise PlanError("check_folding compares steps without a limit: leave memory_limit_bytes out, or check_folding")
-    if memory_limit_bytes is not None and not program.footprints:
+    limited = memory_limit_bytes is not None and memory_limit_bytes < math.inf
+    if limited and not program.footprints:
         raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
     stages = stages or Stages()
     with stages.stage("space"):

@@ -7,6 +7,7 @@ done here, so that ``--help`` and wrong flags answer without importing torch.
 from __future__ import annotations
 
 import argparse
+import math
 
 from fxpar.errors import LayoutError
 from fxpar.layout import Mesh
@@ -44,12 +45,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def byte_count(text: str) -> int:
-    """Read ``"70GiB"``, ``"80e9"`` or ``"512MiB"`` as bytes.
+def byte_count(text: str) -> float:
+    """Read ``"70GiB"``, ``"80e9"`` or ``"512MiB"`` as bytes, ``"none"`` as infinitely many.
 
     >>> byte_count("1.5KiB"), byte_count("2GB")
     (1536, 2000000000)
     """
+    if text.strip() == "none":
+        return math.inf
     units = {f"{prefix}{kind}": base**power for kind, base in (("iB", 1024), ("B", 1000))
              for power, prefix in enumerate("KMGT", 1)} | {"B": 1, "": 1}  # fmt: skip
     number = text.strip().rstrip("KMGTiB")
@@ -58,7 +61,9 @@ def byte_count(text: str) -> int:
     except (KeyError, ValueError, OverflowError):
         count = 0
     if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write for example 70GiB, 512MiB or 80e9")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of bytes; write for example 70GiB, 512MiB, 80e9 or none"
+        )
     return count
 
 

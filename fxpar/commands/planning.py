@@ -25,8 +25,9 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--optimizer", default="adamw", metavar="NAME", help="default: %(default)s")
     parser.add_argument(
-        "--memory-limit", type=options.byte_count, metavar="BYTES", help="of one device, for example 70GiB"
-    )
+        "--memory-limit", type=options.byte_count, metavar="BYTES",
+        help="of one device, for example 70GiB, or none (default: what the cluster's devices have)",
+    )  # fmt: skip
     parser.add_argument(
         "--time-limit", type=float, default=60.0, metavar="SECONDS", help="for the solver (default: %(default)s)"
     )
