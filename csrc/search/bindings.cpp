@@ -106,6 +106,8 @@ void bind(py::module_& module) {
       .def("program", &exported)
       .def("expand", &Problem::expand, py::arg("choice"))
       .def("choice", &choice)
+      .def("adopt", &Problem::adopt, py::arg("strategies"))
+      .def("nodes", [](const Problem& self) { return array(self.reduced().node); })
       .def("sizes", &sizes);
   py::class_<Walk>(module, "Walk")
       .def(py::init<const Problem&, std::uint64_t>(), py::arg("problem"), py::arg("seed"), py::keep_alive<1, 2>())

@@ -94,6 +94,29 @@ std::vector<int> Problem::expand(const std::vector<int>& choice) const {
   return reduced_.expand(choice);
 }
 
+bool Problem::adopt(const std::vector<int>& strategies) {
+  if (strategies.size() + 1 != first_.size()) throw std::invalid_argument("a strategy per node is needed");
+  std::vector<int> choice(reduced_.node.size());
+  for (Index v = 0; v < choice.size(); ++v) {
+    const int picked = strategies[static_cast<Index>(reduced_.node[v])];
+    if (picked < 0 || static_cast<Index>(picked) >= reduced_.places[v].size()) {
+      throw std::out_of_range("there is no such strategy");
+    }
+    choice[v] = reduced_.places[v][static_cast<Index>(picked)];
+    if (choice[v] < 0) return false;
+  }
+  Descent descent(reduced_.program, *tables_, 0);
+  descent.start(choice);
+  if (infinite(descent.cost())) return false;
+  if (descent.feasible()) {
+    offer(choice, descent.cost());
+  } else {
+    nearest_ = choice;
+    least_excess_ = static_cast<double>(descent.excess());
+  }
+  return true;
+}
+
 void Problem::offer(const std::vector<int>& choice, double cost) {
   if (cost >= best_cost_) return;
   best_cost_ = cost;

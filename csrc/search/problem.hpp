@@ -38,6 +38,10 @@ class Problem {
   // The strategies of all nodes.
   std::vector<int> expand(const std::vector<int>& choice) const;
 
+  // Takes strategies of all nodes as the best choice if they are, or as the one nearest to the limit. False if the
+  // reduced graph has nothing that stands for them.
+  bool adopt(const std::vector<int>& strategies);
+
   // Takes a choice that is within the limit, if it is cheaper than the best.
   void offer(const std::vector<int>& choice, double cost);
   void set_cost(double cost) { best_cost_ = cost; }

@@ -20,6 +20,7 @@ struct Reduced {
   Program program;
   std::vector<int> node;                 // of each variable of the program
   std::vector<std::vector<int>> labels;  // of each variable: the strategy that each choice stands for
+  std::vector<std::vector<int>> places;  // of each variable: the choice that stands for a strategy, or -1
   std::vector<Step> steps;
   std::size_t nodes = 0;
   bool feasible = true;  // false: some node has no strategy left

@@ -97,6 +97,7 @@ bool dominate(Working& work) {
       for (Index good = 0; good < node.costs.size(); ++good) {
         if (good == bad || !node.alive[good] || !better(work, static_cast<int>(number), good, bad)) continue;
         work.kill(static_cast<int>(number), bad);
+        node.instead[bad] = static_cast<int>(good);
         ++work.out.dominated;
         changed = true;
         break;

@@ -25,6 +25,7 @@ void Working::read_node(const Input& input, Index at, Cost forbidden) {
   const auto begin = static_cast<Index>(input.first[at]), end = static_cast<Index>(input.first[at + 1]);
   node.costs.assign(input.costs + begin, input.costs + end);
   node.alive.assign(node.costs.size(), 1);
+  node.instead.assign(node.costs.size(), -1);
   node.left = node.costs.size();
   const auto [from, to] = moments.span(at);
   if (from < to) node.held.push_back({from, to, {input.usages + begin, input.usages + end}});
@@ -132,10 +133,11 @@ void Working::finish() {
     if (node.gone) continue;
     variable[number] = static_cast<int>(out.node.size());
     out.node.push_back(static_cast<int>(number));
-    std::vector<int> labels;
+    std::vector<int> labels, places(node.costs.size(), -1);
     Variable made;
     for (Index k = 0; k < node.costs.size(); ++k) {
       if (!node.alive[k]) continue;
+      places[k] = static_cast<int>(labels.size());
       labels.push_back(static_cast<int>(k));
       made.costs.push_back(node.costs[k]);
     }
@@ -144,6 +146,12 @@ void Working::finish() {
       for (const int k : labels) usage.push_back(held.usage[Index(k)]);
       made.held.push_back({held.from, held.to, std::move(usage)});
     }
+    for (Index k = 0; k < places.size(); ++k) {
+      Index good = k;
+      while (!node.alive[good] && node.instead[good] >= 0) good = Index(node.instead[good]);
+      places[k] = places[good];
+    }
+    out.places.push_back(std::move(places));
     out.labels.push_back(std::move(labels));
     program.variables.push_back(std::move(made));
   }

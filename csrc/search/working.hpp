@@ -14,6 +14,7 @@ namespace fxpar::search {
 struct Node {
   std::vector<Cost> costs;
   std::vector<char> alive;
+  std::vector<int> instead;  // of strategies that another is better than: that one; else -1
   std::vector<Held> held;  // moments; may overlap
   std::vector<int> edges;  // numbers in Working::edges
   std::size_t left = 0;    // strategies alive

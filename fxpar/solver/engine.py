@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
+from fxpar.solver.folding import colours, folded
 from fxpar.solver.proof import MILP_ENTRIES, prove
 from fxpar.solver.stages import FORBIDDEN, Progress, Proven, Run, climb, opened, search
 from fxpar.solver.strategy_graph import MAX_COST, StrategyGraph, evaluate
@@ -26,6 +28,9 @@ __all__ = ["METHODS", "Progress", "Solution", "solve"]
 
 #: No proof is tried on reduced graphs with more matrix entries.
 PROVABLE_ENTRIES = 1_200_000
+
+#: Reduced graphs from this size on are folded if at most this share of their nodes differ, for this share of the time.
+FOLDED_NODES, FOLDED, FOLDING = 100, 0.5, 0.2
 
 #: The most combinations that ``method="exhaustive"`` tries.
 MAX_COMBINATIONS = 1_000_000
@@ -158,10 +163,38 @@ def _tolerant(graph: StrategyGraph) -> StrategyGraph | None:
 
 def _auto(run: Run) -> None:
     problem = opened(run)
+    _fold(run, problem)
     if problem.sizes()["entries"] > PROVABLE_ENTRIES:
         search(run, problem)
     else:
         prove(run, problem, MILP_ENTRIES)
+
+
+def _fold(run: Run, problem: Any) -> None:
+    """Where most of what is left repeats: the best choice that is the same in all copies, to start from."""
+    nodes = problem.nodes()
+    if len(nodes) < FOLDED_NODES or not run.reductions:
+        return
+    colour = colours(run.graph)
+    if len(np.unique(colour[nodes])) > FOLDED * len(nodes):
+        return
+    part = dataclasses.replace(
+        run, graph=folded(run.graph, colour), time_limit_seconds=run.seconds + FOLDING * run.left, report=None, log=[]
+    )
+    try:
+        rest = opened(part)
+        if rest.sizes()["entries"] > PROVABLE_ENTRIES:
+            search(part, rest)
+        else:
+            prove(part, rest, MILP_ENTRIES)
+    except Proven:
+        pass
+    finally:
+        run.log += [f"folded: {line}" for line in part.log]
+        if part.choice is not None:
+            run.offer(part.choice)
+            problem.adopt(part.choice.tolist())
+            run.show("folded")
 
 
 def _milp(run: Run) -> None:
