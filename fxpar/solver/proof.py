@@ -22,7 +22,7 @@ from fxpar.solver.stages import MOVES_PER_STEP, Run, ascend, climb, reduced, sea
 #: The integer program is given whole graphs with at most this many matrix entries.
 MILP_ENTRIES = 60_000
 
-#: One that is only a part may have so many, and this share of the time.
+#: One that is only a part may have so many, and at first this share of the time.
 PART_ENTRIES, PART_SHARE = 320_000, 0.125
 
 #: Least costs that are guessed, in parts of the way from the bound to the best.
@@ -36,6 +36,9 @@ BRANCHING, PATIENCE = 0.85, 0.25
 
 #: Of a limit on iterations: steps of the bound that splitting a part takes.
 STEPS_PER_PART = 100
+
+#: Moves of the search from a better choice that was met on the way, at most.
+MOVES_PER_PART = 20_000
 
 
 def prove(run: Run, problem: Any, most_entries: int) -> None:
@@ -89,14 +92,14 @@ class _Parts:
     """Parts of all choices that together have everything that is cheaper than the best."""
 
     open: list[tuple[float, int, Any]]  # a heap: the least bound first, then the oldest
-    stuck: list[float] = field(default_factory=list)  # bounds of those that were given up, or are done with
+    hard: list[tuple[float, Any]] = field(default_factory=list)  # not worth splitting, and not solved yet
     split: int = 0
     made: int = 1
 
     @property
     def bound(self) -> float:
         """A lower bound of every choice in them."""
-        return min([*self.stuck, *(bound for bound, _, _ in self.open[:1])], default=math.inf)
+        return min([bound for bound, *_ in (*self.hard, *self.open[:1])], default=math.inf)
 
     def push(self, bound: float, part: Any) -> None:
         self.made += 1
@@ -113,16 +116,23 @@ def _branch(run: Run, problem: Any, seconds: float) -> None:
     with ThreadPoolExecutor(run.threads) as pool:
         try:
             while parts.open and (spent := time.perf_counter() - start) < seconds and parts.split < most_parts:
-                slow = spent > PATIENCE * seconds and run.bound - first < PATIENCE * (run.cost - first)
-                if slow or min(parts.stuck, default=math.inf) <= min(parts.open[0][0], run.cost - 1):
+                if spent > PATIENCE * seconds and run.bound - first < PATIENCE * (run.cost - first):
                     break
+                before = problem.cost
                 _round(run, problem, parts, branchers, pool, start + seconds)
                 for brancher in branchers:
                     brancher.offer(problem)
-                if (choice := problem.choice()) is not None:
-                    run.offer(choice)
+                if problem.cost < before:
+                    walk(run, problem, PRUNING * run.time_limit_seconds, MOVES_PER_PART, parts.split)
                 run.raise_bound(min(parts.bound, run.cost))
                 run.show("branching")
+            while parts.hard and not parts.open and (left := start + seconds - time.perf_counter()) > 0:
+                bound, part = parts.hard.pop(0)
+                bound = max(bound, _close(run, problem, part, left / (len(parts.hard) + 1)))
+                run.raise_bound(min(bound, parts.bound, run.cost))
+                if bound < run.cost:
+                    parts.hard.append((bound, part))
+                    break
         finally:
             for brancher in branchers:
                 brancher.stop()
@@ -146,7 +156,9 @@ def _round(
         parts.split += 1
         pieces = task.result()
         if len(pieces) == 1:
-            parts.stuck.append(max(bound, _close(run, problem, pieces[0], end)))
+            left = end - time.perf_counter()
+            if (bound := max(bound, _close(run, problem, pieces[0], PART_SHARE * left))) < run.cost:
+                parts.hard.append((bound, pieces[0]))
             continue
         for piece in pieces:
             parts.push(max(bound, piece.bound), piece)
@@ -160,7 +172,7 @@ def _finished(tasks: Sequence[Future[Any]], end: float) -> bool:
     return True
 
 
-def _close(run: Run, problem: Any, part: Any, end: float) -> float:
+def _close(run: Run, problem: Any, part: Any, seconds: float) -> float:
     """A bound of what the part's choices cost, infinite if none is cheaper than the best; one that is, is taken."""
     most = run.cost - 1
     rest = reduced(run, problem.allowed(part), logged=False)
@@ -169,13 +181,13 @@ def _close(run: Run, problem: Any, part: Any, end: float) -> float:
     rest.cost = float(most)
     rest.start(problem.prices())
     bounds: list[float] = [part.bound]
-    ascend(run, rest, min(PRUNING * run.time_limit_seconds, end - time.perf_counter()), 10**9, bounds.append)
+    ascend(run, rest, min(PRUNING * run.time_limit_seconds, seconds), 10**9, bounds.append)
     rest, possible = _prune(run, rest, most, bounds.append)
     if not possible or max(bounds) > most + 1e-6:
         return math.inf
     if rest.sizes()["entries"] > PART_ENTRIES:
         return max(bounds)
-    return max(*bounds, _integer_program(run, rest, PART_SHARE * (end - time.perf_counter()), whole=False))
+    return max(*bounds, _integer_program(run, rest, seconds, whole=False))
 
 
 def _guess(run: Run, problem: Any) -> None:
