@@ -39,7 +39,7 @@ test: $(STAMP)
 
 # Its own folder: the installed extension stays as it is. Python itself leaks on purpose.
 SANITIZED := build/sanitized
-NATIVE_TESTS := tests/unit/test_native.py tests/unit/test_engine.py tests/unit/test_strategy_graph.py
+NATIVE_TESTS := $(addprefix tests/unit/test_,native.py engine.py strategy_graph.py folding.py)
 test-native: $(STAMP)
 	FXPAR_SANITIZE=1 $(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
