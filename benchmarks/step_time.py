@@ -4,7 +4,8 @@ In: the number of timed rounds. Out: Markdown tables on standard output. A 4-lay
 256, float32, its loss inside) runs on gloo processes with one thread each: 2 on the mesh ``tp=2``, against
 ``parallelize_module``, and 4 on ``dp=2, tp=2``, against ``fully_shard`` and ``parallelize_module``. All contestants
 live in the same processes and take turns, in another order every round; a step is forward, backward and AdamW, on rank
-0's clock between barriers. Losses and gradients of all are compared before anything is timed.
+0's clock between barriers, and in its processor time. Losses and gradients of all are compared before anything is
+timed.
 
     python -m benchmarks.step_time [--rounds 40] [--meshes tp dp,tp]
 """
@@ -273,21 +274,24 @@ def run(rank: int, job: tuple[str, int]) -> str:
         with Counting() as counting:
             runner.step()
         counted = {"collectives": counting.found, "small": counting.small, "bytes": counting.bytes}
-        report[name] = {"off": off, **counted, "seconds": []}
+        report[name] = {"off": off, **counted, "seconds": [], "processor": []}
     order, shuffle = list(runners), random.Random(0)  # the same order on all ranks
     for _ in range(rounds):
         shuffle.shuffle(order)
         for name in order:
-            report[name]["seconds"].append(_seconds(runners[name].step))
+            for kind, seconds in _seconds(runners[name].step).items():
+                report[name][kind].append(seconds)
     return json.dumps(report)
 
 
-def _seconds(step: Callable[[], object]) -> float:
+def _seconds(step: Callable[[], object]) -> dict[str, float]:
+    """Seconds on the clock, and of processor time in all threads of this rank: waiting for other ranks takes none."""
     dist.barrier()
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     step()
+    used = time.process_time() - used
     dist.barrier()
-    return time.perf_counter() - start
+    return {"seconds": time.perf_counter() - start, "processor": used}
 
 
 def bootstrap(ours: list[float], theirs: list[float], draws: int = 5000) -> tuple[float, float, float]:
@@ -309,16 +313,16 @@ def measure(which: str, rounds: int) -> None:
     for name, found in report.items():
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found["collectives"].items()))
         numbers = (sum(found["collectives"].values()), found["small"])
-        seconds = f"{1e3 * statistics.median(found['seconds']):.1f}"
-        rows.append((name, seconds, *map(str, numbers), kinds, f"{found['bytes'] / 1e6:.2f}", f"{found['off']:.0e}"))
-    header = ("contestant", "step, ms (median)", "collectives", "small", "of which", "wire MB per rank", "off by")
+        medians = [f"{1e3 * statistics.median(found[kind]):.0f}" for kind in ("seconds", "processor")]
+        rows.append((name, *medians, *map(str, numbers), kinds, f"{found['bytes'] / 1e6:.2f}", f"{found['off']:.0e}"))
+    times = ("step, ms (median)", "processor time, ms")
+    header = ("contestant", *times, "collectives", "small", "of which", "wire MB per rank", "off by")
     show(f"A training step on {chosen.size} processes ({which}), {rounds} rounds", header, rows)
-    rows = []
+    ratios = []
     for ours, theirs in chosen.pairs:
         low, middle, high = bootstrap(report[ours]["seconds"], report[theirs]["seconds"])
-        rows.append((ours, theirs, f"{middle:.3f}", f"{low:.3f} .. {high:.3f}", "1.0"))
-    header = ("ours", "theirs", "time ratio", "95 % interval (bootstrap)", "lower end at most")
-    show("Time ratios", header, rows)
+        ratios.append((ours, theirs, f"{middle:.3f}", f"{low:.3f} .. {high:.3f}", "1.0"))
+    show("Time ratios", ("ours", "theirs", "time ratio", "95 % interval (bootstrap)", "lower end at most"), ratios)
 
 
 def main() -> None:
