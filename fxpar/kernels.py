@@ -6,6 +6,7 @@ the numbers is for :mod:`fxpar.cost.trees` and :mod:`fxpar.solver` to know.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -17,7 +18,12 @@ from fxpar.errors import SolverError
 
 try:
     _native: Any = import_module("fxpar._native")
-except ImportError:
+except ModuleNotFoundError:
+    _native = None
+except ImportError as error:  # built, and broken: planning would be fifty times slower without a word
+    warnings.warn(
+        f"fxpar._native does not load ({error}); the slow numpy kernels run: install fxpar again", stacklevel=2
+    )
     _native = None
 
 #: Which implementation runs unless one is asked for: ``"native"`` if the extension was built, else ``"numpy"``.

@@ -34,6 +34,7 @@ from fxpar.runtime.modes import restored_modes
 from fxpar.runtime.random import SharedStream
 from fxpar.runtime.shards import check_parameters, mesh_device, shard_parameters, share_buffers
 from fxpar.runtime.skeleton import mode_key
+from fxpar.runtime.unchanged import piece_of
 from fxpar.trees import attribute_at, flatten, flatten_call, unflatten
 
 #: Called with the model and a call's arguments that no variant fits yet.
@@ -57,7 +58,7 @@ class _Part:
     def tensor(self, name: str) -> Any:
         """The same; parameters as this rank's piece."""
         value = self.value(name)
-        return value.to_local() if isinstance(value, DTensor) else value
+        return piece_of(value) if isinstance(value, DTensor) else value
 
     def held(self, kind: str, name: str, variant: Variant) -> Any:
         """What a graph reads beside its call's tensors; constants belong to the capture, all else to the module."""

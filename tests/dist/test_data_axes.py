@@ -393,3 +393,20 @@ def two_axes(names: tuple[str, str], constraints: dict[str, str] | None) -> bool
 )
 def test_two_axes(names: tuple[str, str], constraints: dict[str, str] | None) -> None:
     assert all(run_ranks(4, two_axes, names, constraints, timeout=180))
+
+
+def changed_before_backward() -> bool:
+    """An optimizer step between a forward and its backward is an error, not a wrong gradient."""
+    mesh, model = mesh_of(), stack()
+    fxpar.parallelize(model, mesh, example_args=(rows(),), cluster="toy")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(rows()).square().mean().backward()
+    loss = model(rows()).square().mean()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    return True
+
+
+def test_a_parameter_changed_before_backward_is_noticed() -> None:
+    assert all(run_ranks(2, changed_before_backward))
