@@ -241,9 +241,7 @@ def row(item: Configuration) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare predicted with measured memory.")
-    parser.add_argument(
-        "--only", default="", help="configurations with this among their values, such as gpt2 or dp"
-    )
+    parser.add_argument("--only", default="", help="configurations with this among their values, such as gpt2 or dp")
     args = parser.parse_args()
     print("| " + " | ".join(HEADER) + " |\n" + "| --- " * len(HEADER) + "|", flush=True)
     for item in CONFIGURATIONS:

@@ -2,7 +2,7 @@
 
 In: a node's :class:`~fxpar.graph.Footprint`, which is that of the whole operation. Out: the footprint of the call that
 a rank makes. Where that call is not the operation itself (:mod:`fxpar.runtime.local_ops`), what it keeps is said here;
-``tests/torch/test_memory.py`` compares with what torch keeps.
+``tests/dist/test_memory_ranks.py`` compares with what torch keeps.
 """
 
 from __future__ import annotations
