@@ -26,8 +26,8 @@ class Arcs:
     """Single conversions between ``len(start) - 1`` states, by the state that they start from.
 
     Those out of ``state`` are the entries from ``start[state]`` to ``start[state + 1]`` of ``ends`` (states,
-    ascending), ``seconds`` (not negative, finite) and ``bytes[rows, arcs]`` (what taking the arc adds to each row of a memory
-    limit; ``None`` for nothing).
+    ascending), ``seconds`` (not negative, finite) and ``bytes[rows, arcs]``: what taking the arc adds to each row of a
+    memory limit (``None`` for nothing).
 
     >>> Arcs.of(np.array([[0.0, 1.0], [np.inf, 0.0]])).ends
     array([1], dtype=int32)
