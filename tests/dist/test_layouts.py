@@ -23,15 +23,15 @@ from fxpar.runtime.dtensor import as_dtensor, local_piece
 
 MESH = Mesh.of({"dp": 2, "tp": 2})
 SHAPE = (24, 4)
-STATES = [I, S(0), S(1), S(0, 3)]
+STATES = (I, S(0), S(1), S(0, 3))
 
 
 def whole() -> torch.Tensor:
     return torch.arange(96, dtype=torch.float64).view(SHAPE)
 
 
-def at_rest() -> list[Layout]:
-    return layouts_at_rest([STATES, STATES], SHAPE, MESH.degrees)
+def at_rest() -> tuple[Layout, ...]:
+    return layouts_at_rest((STATES, STATES), SHAPE, MESH.degrees)
 
 
 def rows_are_right() -> int:
@@ -55,7 +55,7 @@ def outer_axis_alone(text: str) -> bool:
     """The outer axis gathered: the rows of the inner axis' piece, in their order."""
     mesh = mesh_of(2, 2, names=("dp", "tp"))
     src, dst = parse_layout(text, MESH), (R, S(0))
-    layouts = sorted({*layouts_at_rest([[I, R, S(0)], [I, R, S(0)]], SHAPE, MESH.degrees), src, dst})
+    layouts = sorted({*layouts_at_rest(((I, R, S(0)), (I, R, S(0))), SHAPE, MESH.degrees), src, dst})
     toy, value = Cluster.load("toy"), Value(SHAPE, "float64", True)
     arcs = arc_matrix(layouts, value, MESH, toy.axis_links(MESH), toy)
     tree = cheapest_tree(arcs, layouts.index(src), [layouts.index(dst)], layouts)
