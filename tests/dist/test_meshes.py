@@ -1,4 +1,4 @@
-"""Meshes: of one rank, sub-meshes, smaller than the world, unnamed, of too many axes, of ranks out of order; sizes that do not divide."""
+"""Meshes: of one rank, sub-meshes, smaller than the world, unnamed, too many axes, ranks out of order, odd sizes."""
 
 from __future__ import annotations
 
