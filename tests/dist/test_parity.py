@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from harness import run_ranks
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,7 +33,7 @@ from fxpar.cost.price import price
 from fxpar.layout import COLLECTIVES, Mesh
 from fxpar.plans import Collective, Plan
 from fxpar.precision import Float64Casts
-from fxpar.runtime.collectives import split
+from fxpar.runtime.dtensor import local_piece
 from fxpar.runtime.module import applied_plan, apply, call_key
 from fxpar.runtime.records import record_collectives
 from fxpar.runtime.skeleton import skeleton
@@ -96,7 +96,7 @@ def per_rank(name: str, plans: dict[str, Plan], dtype: torch.dtype = torch.float
             apply(model, variant, plan=plan, layouts=plan.parameters, mesh=mesh, recapture=refuse, key=key, seed=0)
             with record_collectives() as ran:
                 step = numbers(model, args, kwargs)
-            differences, losses = step.compare(pieces(whole, plan)), None
+            differences, losses = step.compare(pieces(whole, plan, mesh)), None
         else:
             with lifted(dtype):
                 given = None if label == "optimal" else plan
@@ -138,13 +138,11 @@ def numbers(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     )
 
 
-def pieces(whole: Step, plan: Plan) -> Step:
+def pieces(whole: Step, plan: Plan, mesh: DeviceMesh) -> Step:
     """What this rank should hold of ``whole``."""
-    gradients = {}
-    for name, gradient in whole.tensors["gradient"].items():
-        (state,) = plan.parameters[name]
-        split_here = state.kind == "S"
-        gradients[name] = split(gradient, str(state), plan.mesh.size)[dist.get_rank()] if split_here else gradient
+    gradients = {
+        name: local_piece(gradient, plan.parameters[name], mesh) for name, gradient in whole.tensors["gradient"].items()
+    }
     return Step({**whole.tensors, "gradient": gradients})
 
 
