@@ -10,9 +10,11 @@ import fxpar
 from benchmarks.against_layouts import load, mesh_of, priced
 from fxpar.assemble import assemble, random_choice
 from fxpar.cluster import Cluster
+from fxpar.cost.memory import memory
 from fxpar.cost.price import price
 from fxpar.errors import PlanError
 from fxpar.layout import Mesh
+from fxpar.limits import plan_within
 from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.solver import solve
@@ -67,6 +69,24 @@ def test_the_optimum_of_four_layers_is_that_of_the_unfolded_model(
         assert (folded.status, free.status) == ("optimal", "optimal")
         assert free.cost <= folded.cost * (1 + 1e-9), "what folded blocks may do, free ones may do as well"
         assert folded.cost <= free.cost * (1 + MOST)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "share"), [("gpt2", "tp=4", 0.95), ("gpt2", "dp=2,tp=2", 0.9), ("llama3-8b", "dp=2,tp=2", 0.9)]
+)
+def test_the_same_within_a_memory_limit(name: str, mesh: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, layers of an unfolded model may even differ: some keep what others make again."""
+    entry = ENTRIES[name]
+    layers = {key: value for key, value in LAYERS.items() if key in entry.small}
+    monkeypatch.setitem(ENTRIES, name, replace(entry, small={**entry.small, **layers}))
+    model = load(name, shrink=True, batch=8)
+    alone = replace(model, captured=replace(model.captured, program=unfolded(model.captured.program)))
+    folded, free = (priced(some, mesh_of(mesh), Cluster.load("toy")) for some in (model, alone))
+    peak = memory(model.captured.program, assemble(folded, solve(folded.problem).choice)).peak_bytes
+    plans = [plan_within(each, share * peak, optimizer="adamw") for each in (folded, free)]
+    assert all(plan.memory is not None and plan.memory.peak_bytes <= share * peak for plan in plans)
+    assert plans[0].objective_seconds == pytest.approx(plans[1].objective_seconds, rel=MOST)
+    assert plans[0].objective_seconds > solve(folded.problem).cost, "the limit binds"
 
 
 def test_a_plan_says_what_folding_costs_when_asked() -> None:
