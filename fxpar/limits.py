@@ -19,7 +19,7 @@ from fxpar.cost.memory import memory
 from fxpar.cost.price import Priced, price
 from fxpar.cost.rows import KEPT, Passage, Rows, memory_rows, working_sets
 from fxpar.cost.trees import Arcs, cheapest_tree
-from fxpar.errors import InfeasibleError, LayoutError
+from fxpar.errors import InfeasibleError, LayoutError, SolverError
 from fxpar.graph import Program
 from fxpar.layout import Mesh
 from fxpar.plans import Memory, Plan
@@ -97,7 +97,7 @@ def _plan_with(
             solution = solve(
                 rows.problem, pins=pins, limits_bytes=limits.tolist(), time_limit_seconds=time_limit_seconds
             )
-        except InfeasibleError:
+        except (InfeasibleError, SolverError):  # there is none, or none that the solver can find
             return None
         plan = assemble(
             priced,

@@ -149,6 +149,8 @@ def solve_limited(
         search.reach(minimise)
     search.mix()
     if search.best is None:
+        search.settle(gap, max(1.0, time_limit_seconds - (time.perf_counter() - start)))
+    if search.best is None:
         raise SolverError(
             f"nothing that fits into {_texts(limits)} was found, nor a proof that nothing does; "
             f"the nearest holds {_texts(search.nearest)}"
@@ -287,6 +289,19 @@ class _Search:
             self.add(measured(self.problem, [int(row[at]) for row, at in zip(keep, index, strict=True)], trees))
         self.bound = max(self.bound, min(bound, self.best.seconds))
         return "prices, bounds and the integer program", notes
+
+    def settle(self, gap: float, time_limit_seconds: float) -> None:
+        """Let the integer program find something that fits, or prove that there is nothing, if it is small enough."""
+        from fxpar.solver.limited_milp import solve_limited_milp
+
+        found = solve_limited_milp(self.problem, self.limits, gap=gap, time_limit_seconds=time_limit_seconds)
+        if found is None:
+            return
+        index, trees, bound = found
+        if index is not None:
+            self.add(measured(self.problem, index, trees))
+        elif math.isinf(bound):
+            raise InfeasibleError(f"nothing fits into {_texts(self.limits)}, says the integer program")
 
     def at_the_edge(self) -> bool:
         return bool((self.prices >= self.box).any())

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from programs import random_arcs
 
@@ -50,6 +50,8 @@ def every_outcome(problem):
             yield measured(problem, choice, [tree[0] for tree in trees])
 
 
+#: Neither prices nor mixtures find what fits here: the integer program has to.
+@example(2741, 2, 0.5, 0.0)
 @SLOW
 @given(st.integers(0, 2**32 - 1), st.integers(1, 2), st.sampled_from([0.3, 0.5, 0.8, 1.0]), st.sampled_from([0.0, 0.2]))
 def test_the_best_that_fits(seed, rows, share, gap):
