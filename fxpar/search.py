@@ -75,12 +75,10 @@ def search(
 
     Inputs arrive and outputs leave as ``boundary`` says, whole if it is left out. ``optimizer`` names the one that
     will be used; ``memory_limit_bytes`` bounds what a rank holds at once. With ``check_folding`` the program is solved
-    without blocks as well, and the plan says what folding costs.
+    without blocks as well, and the plan says what folding costs: at most, or within a limit that binds as far as found.
     """
-    if check_folding and memory_limit_bytes is not None:
-        raise PlanError("check_folding compares steps without a limit: leave memory_limit_bytes out, or check_folding")
-    limited = memory_limit_bytes is not None and memory_limit_bytes < math.inf
-    if limited and not program.footprints:
+    limit = math.inf if memory_limit_bytes is None else memory_limit_bytes
+    if limit < math.inf and not program.footprints:
         raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
     stages = stages or Stages()
     with stages.stage("space"):
@@ -108,22 +106,29 @@ def search(
         )
         if program.footprints:
             found = replace(found, memory=memory(program, found, optimizer))
-    if check_folding:
-        with stages.stage("unfold"):
-            bound = _unfolded_bound_seconds(program, mesh, cluster, boundary, parameters, time_limit_seconds)
-        share = 1.0 - bound / solution.cost if solution.cost else 0.0
-        found = replace(found, folding_gap=share if share > PROVEN_TO else 0.0)
-    if memory_limit_bytes is not None and found.memory and found.memory.peak_bytes > memory_limit_bytes:
+    binding = found.memory is not None and found.memory.peak_bytes > limit
+    if binding:
         with stages.stage("fit"):
             fitting = plan_within(
                 priced,
-                memory_limit_bytes,
+                limit,
                 optimizer=optimizer,
                 pins=pins,
                 boundary=boundary,
                 time_limit_seconds=time_limit_seconds,
             )
         found = replace(fitting, notes=found.notes, stats=found.stats)
+    if check_folding:
+        with stages.stage("unfold"):
+            if binding:
+                loose = unfolded(program)
+                apart = price(space(loose, mesh, boundary), cluster)
+                held = pin(apart.space, constraints=parameters)
+                best = plan_within(apart, limit, optimizer=optimizer, pins=held).objective_seconds
+            else:
+                best = _unfolded_bound_seconds(program, mesh, cluster, boundary, parameters, time_limit_seconds)
+        share = 1.0 - best / found.objective_seconds if found.objective_seconds else 0.0
+        found = replace(found, folding_gap=share if share > PROVEN_TO else 0.0)
     found = replace(found.with_timings(**stages.seconds), boundary=boundary.rule if boundary else found.boundary)
     stages.write("plan", found.__str__)
     stages.write("explain", found.explain)
