@@ -6,6 +6,7 @@ Everything that decides or rewrites is in the stage modules; this file is the pi
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxpar.binding import bind, kept_whole, place_of
 from fxpar.boundary import Boundary, BoundaryRule, data_axes_of
-from fxpar.calls import Calls, call_text, capture_call, check_loss, check_loss_args, check_plan, example_call
+from fxpar.calls import (
+    Calls,
+    call_text,
+    capture_call,
+    check_loss,
+    check_loss_args,
+    check_plan,
+    check_same_mesh,
+    example_call,
+)
 from fxpar.capture import Captured
 from fxpar.cluster import Cluster, presets
 from fxpar.layout import Mesh
@@ -148,12 +158,17 @@ def parallelize(
     check_mesh(mesh)
     axes, stages = as_mesh(mesh), Stages()
     check_loss(loss_fn, example_loss_args)
+    if plan:
+        check_same_mesh(plan, axes)
     given = plan.boundary if plan else BoundaryRule()
     rule = given if plan and data_axes is None else replace(given, data_axes=data_axes_of(axes, data_axes))
     calls = Calls(axes, rule, whole, loss_fn, input_placements, output_placements)
     prices = cluster_for(cluster, mesh, plan)
-    limit = prices.memory_bytes if memory_limit_bytes is None else memory_limit_bytes
-    needs: dict[str, Any] = {"optimizer": optimizer, "memory_limit_bytes": limit}
+    usual = math.inf if plan else prices.memory_bytes  # a given plan was made for a limit of its own
+    needs: dict[str, Any] = {
+        "optimizer": plan.memory.optimizer if plan and plan.memory else optimizer,
+        "memory_limit_bytes": usual if memory_limit_bytes is None else memory_limit_bytes,
+    }
 
     def read() -> tuple[Captured, Boundary, Any, nn.Module, str]:
         check_parameters(model, {})

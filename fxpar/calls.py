@@ -137,10 +137,15 @@ def example_call(
     return tuple(args or ()), call
 
 
-def check_plan(plan: Plan, mesh: Mesh, captured: Captured, boundary: Boundary) -> None:
-    """Raise :class:`PlanError` unless ``plan`` is for ``mesh``, and for inputs and outputs in these layouts."""
+def check_same_mesh(plan: Plan, mesh: Mesh) -> None:
+    """Raise :class:`PlanError` unless ``plan`` was made for ``mesh``."""
     if plan.mesh != mesh:
         raise PlanError(f"the plan is for a mesh {dict(plan.mesh.axes)}, and this one is {dict(mesh.axes)}; plan again")
+
+
+def check_plan(plan: Plan, mesh: Mesh, captured: Captured, boundary: Boundary) -> None:
+    """Raise :class:`PlanError` unless ``plan`` is for ``mesh``, and for inputs and outputs in these layouts."""
+    check_same_mesh(plan, mesh)
     if plan.program != captured.program.digest():
         return  # refused with its own message when it is bound
     kinds = [item.kind for item in captured.program.top.inputs]

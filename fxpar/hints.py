@@ -62,7 +62,7 @@ class _Spread:
                     self._node(name, graph, index, node)
         while self.todo:
             (name, value, dim), parts = self.todo.pop()
-            for other, number in self.joined.get((name, value), ()):
+            for other, number in sorted(self.joined.get((name, value), ())):
                 self._add((other, number, dim), parts)
             for index, rule, where in self.readers.get((name, value), ()):
                 self._through(name, index, rule, where, dim, parts)

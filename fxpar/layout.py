@@ -205,7 +205,7 @@ def _within(state: State, others: Sequence[tuple[State, int]]) -> State:
     if state.kind != "S":
         return state
     outer = [degree for cut, degree in others
-             if cut.kind == "S" and cut.dim == state.dim and cut.parts < state.parts]  # fmt: skip
+             if cut.kind == "S" and cut.dim == state.dim and cut.parts * degree <= state.parts]  # fmt: skip
     return S(state.dim, state.parts // math.prod(outer))
 
 

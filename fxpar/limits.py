@@ -14,14 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from fxpar.assemble import assemble
-from fxpar.boundary import Boundary
+from fxpar.boundary import Boundary, whole_boundary
 from fxpar.cost.memory import memory
 from fxpar.cost.price import Priced, price
 from fxpar.cost.rows import KEPT, Passage, Rows, memory_rows, working_sets
 from fxpar.cost.trees import Arcs, cheapest_tree
-from fxpar.errors import InfeasibleError, LayoutError, SolverError
-from fxpar.graph import Program
-from fxpar.layout import Mesh
+from fxpar.errors import InfeasibleError, SolverError
+from fxpar.graph import Program, Ref
+from fxpar.layout import Mesh, fits
 from fxpar.plans import Memory, Plan
 from fxpar.solver import solve
 from fxpar.solver.problem import CostTable, Factor, Variable
@@ -32,6 +32,9 @@ MAX_ROUNDS = 8
 
 #: When nothing fits, meshes up to this times as large are tried.
 MAX_GROWTH = 64
+
+#: A plan this near to the bound is within the gap that the solver aims at; this near, it is proven.
+GAP, PROVEN_TO = 1e-3, 1e-9
 
 Pins = Mapping[int, set[int]]
 
@@ -50,16 +53,20 @@ def plan_within(
     Raises :class:`InfeasibleError` with the least that is needed, what needs it, and what would make it fit.
     """
     rows, best, taken = memory_rows(priced, optimizer), None, None
+    bounds: list[float] = []  # the first is one of all plans; further searches leave some out
     for allowed in _ever_smaller(priced, pins):
         if taken is not None and all(choice in allowed.get(slot, {choice}) for slot, choice in enumerate(taken)):
             continue  # the best so far is the best of these, too
-        found = _plan_with(priced, rows, limit_bytes, optimizer, allowed, time_limit_seconds)
+        found = _plan_with(priced, rows, limit_bytes, optimizer, allowed, time_limit_seconds, bounds)
         if best is not None and (found is None or found[0].objective_seconds >= best.objective_seconds):
             break
         best, taken = found or (best, taken)
     if best is None:
         raise InfeasibleError(_why(priced, rows, limit_bytes, optimizer, pins, boundary))
-    return best
+    bound = min(bounds[0], best.objective_seconds)
+    gap = (best.objective_seconds - bound) / best.objective_seconds if best.objective_seconds else 0.0
+    status = "optimal" if gap <= PROVEN_TO else "within gap" if gap <= GAP else "feasible"
+    return replace(best, bound_seconds=bound, gap=gap, status=status)
 
 
 def _ever_smaller(priced: Priced, pins: Pins | None) -> Iterator[Pins]:
@@ -84,7 +91,13 @@ def _ever_smaller(priced: Priced, pins: Pins | None) -> Iterator[Pins]:
 
 
 def _plan_with(
-    priced: Priced, rows: Rows, limit_bytes: float, optimizer: str | None, pins: Pins, time_limit_seconds: float
+    priced: Priced,
+    rows: Rows,
+    limit_bytes: float,
+    optimizer: str | None,
+    pins: Pins,
+    time_limit_seconds: float,
+    bounds: list[float],
 ) -> tuple[Plan, tuple[int, ...]] | None:
     """The fastest plan that fits and takes only choices in ``pins``, and its choices; ``None`` if there is none."""
     program = priced.space.program
@@ -99,6 +112,7 @@ def _plan_with(
             )
         except (InfeasibleError, SolverError):  # there is none, or none that the solver can find
             return None
+        bounds.append(solution.bound)
         plan = assemble(
             priced,
             solution.choice,
@@ -184,6 +198,7 @@ def _why(
         lines.append(f"it would fit ({_gib(larger[1])}) on {dict(larger[0].axes)}, with the same batch in all")
     if len(lines) == 2:
         lines.append("use a larger mesh, a smaller batch, or loosen the constraints")
+    lines.append("without memory_limit_bytes= the limit is what a device of the cluster has; math.inf lifts it")
     return "; ".join(lines)
 
 
@@ -196,15 +211,37 @@ def _larger_mesh(
     while times <= MAX_GROWTH:
         for at in range(len(axes)):
             grown = Mesh(tuple((name, n * times if axis == at else n) for axis, (name, n) in enumerate(axes)))
+            border = _boundary_on(grown, priced.space.mesh, program, boundary)
+            if border is None:
+                continue
             try:
-                larger = price(space(program, grown, boundary), priced.cluster)
+                larger = price(space(program, grown, border), priced.cluster)
                 _, needed = least_memory(larger, memory_rows(larger, optimizer), optimizer)
-            except (InfeasibleError, LayoutError):  # its inputs do not divide by that
+            except (InfeasibleError, SolverError):
                 continue
             if needed.peak_bytes <= limit_bytes:
                 return grown, needed.peak_bytes
         times *= 2
     return None
+
+
+def _boundary_on(grown: Mesh, mesh: Mesh, program: Program, boundary: Boundary | None) -> Boundary | None:
+    """The boundary with the batch cut by the axes of another mesh; ``None`` if it does not divide, or was given."""
+    border = boundary or whole_boundary(program, mesh)
+    if border.rule.inputs or border.rule.outputs:
+        return None
+    old, new = (border.rule.batch_layout(each) for each in (mesh, grown))
+    inputs = tuple(new if layout == old else layout for layout in border.inputs)
+    outputs = tuple(new if layout == old else layout for layout in border.outputs)
+    top = program.top
+    values = [item.value for item in top.inputs if item.kind == "input"]
+    pairs = list(zip(values, inputs, strict=True))
+    for out, layout in zip(top.outputs, outputs, strict=True):
+        if isinstance(out, Ref) and layout is not None:
+            pairs.append((out.value, layout))
+    if not all(fits(top.values[value].shape, layout, grown.degrees) for value, layout in pairs):
+        return None
+    return replace(border, inputs=inputs, outputs=outputs)
 
 
 def _gib(size: float) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from fxpar.assemble import assemble
 from fxpar.boundary import Boundary
 from fxpar.cluster import Cluster
-from fxpar.cost.memory import memory
+from fxpar.cost.memory import OPTIMIZERS, memory
 from fxpar.cost.price import Priced, price
 from fxpar.errors import PlanError, RuleError
 from fxpar.graph import Program
@@ -77,6 +77,8 @@ def search(
     will be used; ``memory_limit_bytes`` bounds what a rank holds at once. With ``check_folding`` the program is solved
     without blocks as well, and the plan says what folding costs: at most, or within a limit that binds as far as found.
     """
+    if optimizer not in OPTIMIZERS:
+        raise PlanError(f"optimizer={optimizer!r} is not known here, only {', '.join(map(repr, OPTIMIZERS))}")
     limit = math.inf if memory_limit_bytes is None else memory_limit_bytes
     if limit < math.inf and not program.footprints:
         raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
@@ -124,7 +126,7 @@ def search(
                 loose = unfolded(program)
                 apart = price(space(loose, mesh, boundary), cluster)
                 held = pin(apart.space, constraints=parameters)
-                best = plan_within(apart, limit, optimizer=optimizer, pins=held).objective_seconds
+                best = plan_within(apart, limit, optimizer=optimizer, pins=held, boundary=boundary).objective_seconds
             else:
                 best = _unfolded_bound_seconds(program, mesh, cluster, boundary, parameters, time_limit_seconds)
         share = 1.0 - best / found.objective_seconds if found.objective_seconds else 0.0

@@ -95,3 +95,13 @@ def test_a_wrong_optimizer_is_named() -> None:
         model = Stack()
     with pytest.raises(fxpar.errors.PlanError, match=r"optimizer='adafactor' is not known here, only 'adamw'"):
         fxpar.plan(model, {"tp": 2}, example_args=(torch.zeros(8, 64),), optimizer="adafactor")
+
+
+def test_a_larger_mesh_is_only_named_if_the_batch_divides_over_it() -> None:
+    with torch.device("meta"):
+        model = Stack()
+    with pytest.raises(InfeasibleError) as error:
+        fxpar.plan(
+            model, {"dp": 2, "fsdp": 2}, example_args=(torch.zeros(2, 64),), cluster="h100", memory_limit_bytes=1e5
+        )
+    assert "it would fit" not in str(error.value) and "math.inf lifts it" in str(error.value)
