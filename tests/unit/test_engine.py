@@ -144,7 +144,7 @@ def contested(nodes: int, strategies: int) -> StrategyGraph:
 
 
 STAGES = [
-    ("reduce", "bound", 150, 15),
+    ("reduce", "bound", 1500, 15),
     ("local", "search", 150, 15),
     ("milp", "integer program", 40, 12),
     ("auto", "branching", 150, 15),
