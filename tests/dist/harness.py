@@ -91,6 +91,7 @@ def _serve(pipe: Connection, path: list[str]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     torch.set_num_threads(1)
     while True:
@@ -102,6 +103,7 @@ def _serve(pipe: Connection, path: list[str]) -> None:
             fn, args = pickle.loads(task)
             torch.manual_seed(0)
             torch.set_default_dtype(torch.float32)  # whatever an earlier function has left
+            _clear_sharding_prop_cache()  # it holds meshes, equal to new ones, whose groups are gone
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
             answer = pickle.dumps((True, fn(*args)))
             dist.barrier()
