@@ -88,7 +88,7 @@ def plan(
     Raises :class:`~fxpar.errors.CaptureError` when the model cannot be captured, :class:`~fxpar.errors.RuleError` under
     ``strict``, :class:`~fxpar.errors.LayoutError` for a mesh or placements that cannot be used,
     :class:`~fxpar.errors.CallError` for a loss without its arguments, and :class:`~fxpar.errors.InfeasibleError` for
-    constraints that nothing satisfies.
+    constraints that nothing satisfies, and for a memory limit that no plan found keeps.
 
     >>> import torch, fxpar
     >>> mlp = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
