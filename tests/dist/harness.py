@@ -54,7 +54,9 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -
             worker.pipe.send_bytes(pickle.dumps((rank, n, os.path.join(folder, "store"), task)))
         results, failures = _collect(crew, time.monotonic() + timeout)
     hung = [rank for rank in range(n) if rank not in results and rank not in failures]
-    if hung or failures:
+    # What torch keeps of a mesh (its placements' costs, its groups' names) outlives the mesh, and meshes of several axes
+    # look alike: functions that may make such get workers of their own.
+    if hung or failures or n > 2:
         for worker in crew:
             worker.stop()
             _workers.remove(worker)
@@ -91,7 +93,6 @@ def _serve(pipe: Connection, path: list[str]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     torch.set_num_threads(1)
     while True:
@@ -103,7 +104,6 @@ def _serve(pipe: Connection, path: list[str]) -> None:
             fn, args = pickle.loads(task)
             torch.manual_seed(0)
             torch.set_default_dtype(torch.float32)  # whatever an earlier function has left
-            _clear_sharding_prop_cache()  # it holds meshes, equal to new ones, whose groups are gone
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
             answer = pickle.dumps((True, fn(*args)))
             dist.barrier()
