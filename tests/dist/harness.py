@@ -54,7 +54,7 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -
             worker.pipe.send_bytes(pickle.dumps((rank, n, os.path.join(folder, "store"), task)))
         results, failures = _collect(crew, time.monotonic() + timeout)
     hung = [rank for rank in range(n) if rank not in results and rank not in failures]
-    # What torch keeps of a mesh (its placements' costs, its groups' names) outlives the mesh, and meshes of several axes
+    # What torch keeps of a mesh (such as its groups' names) outlives the mesh, and meshes of several axes
     # look alike: functions that may make such get workers of their own.
     if hung or failures or n > 2:
         for worker in crew:
