@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import weakref
 from collections import Counter
@@ -120,6 +121,7 @@ def measured_step(model: nn.Module, mesh: Mesh) -> tuple[Counter[Any], int, int]
     """The collectives of a step, the bytes kept after its forward, and the most at once."""
     with record_collectives() as executed, Memory(model) as used:
         loss = loss_of(model, mesh)
+        gc.collect()  # reference cycles of torch's keep a tensor of the first run in a process a while
         kept = used.now
         loss.backward()
     return counts(executed), kept, used.peak
@@ -142,7 +144,7 @@ def trained(sizes: dict[str, int], constraints: Any, kinds: tuple[str, ...]) -> 
         assert extra and {phase for _, phase, *_ in extra} == {"backward"}
         saved = memory(program, kept_plan).activation_bytes - memory(program, plan).activation_bytes
         less = found[0][1] - found[1][1]
-        assert less == saved > 0 if len(sizes) == 1 else less >= saved > 0
+        assert less == saved > 0, (less, saved)
         assert found[1][2] < found[0][2]
         model.zero_grad()
         loss = loss_of(model, plan.mesh)
