@@ -170,21 +170,31 @@ def _parameters(space: Space, joints: list[Joint]) -> dict[str, Layout]:
 def _unsplit(space: Space, picked: Sequence[int], marginals: Sequence[np.ndarray] | None) -> Iterator[Unsplit]:
     for name, size in space.program.unused.items():
         yield Unsplit(name, size, "the forward does not use it")
+    reasons: dict[int, str | None] = {}  # by slot: the instances of a block share theirs
     for name, meta, number in _parameter_slots(space):
-        if _is_split(space.slots[number], picked[number]):
-            continue
-        split = [item for item in range(len(space.slots[number].ways)) if _is_split(space.slots[number], item)]
-        axes = " and ".join(f"{axis} has degree {degree}" for axis, degree in space.mesh.axes)
-        if space.mesh.size == 1:
-            reason = f"axis {axes}"
-        elif not split:
-            reason = f"no dim of {list(meta.shape)} divides by {' or '.join(map(str, space.mesh.degrees))}"
-        elif marginals is None:
-            reason = "chosen so"
-        else:
-            extra = min(float(marginals[number][item]) for item in split) - float(marginals[number][picked[number]])
-            reason = f"any split would make the step {extra * 1e6:.3g} us longer"
-        yield Unsplit(name, meta.bytes, reason)
+        if number not in reasons:
+            reasons[number] = _why_whole(space, number, meta, picked[number], marginals)
+        reason = reasons[number]
+        if reason is not None:
+            yield Unsplit(name, meta.bytes, reason)
+
+
+def _why_whole(
+    space: Space, number: int, meta: Value, picked: int, marginals: Sequence[np.ndarray] | None
+) -> str | None:
+    """Why the parameters of a slot are not split; ``None`` if they are."""
+    slot = space.slots[number]
+    if _is_split(slot, picked):
+        return None
+    if space.mesh.size == 1:
+        return "axis " + " and ".join(f"{axis} has degree {degree}" for axis, degree in space.mesh.axes)
+    split = [item for item in range(len(slot.ways)) if _is_split(slot, item)]
+    if not split:
+        return f"no dim of {list(meta.shape)} divides by {' or '.join(map(str, space.mesh.degrees))}"
+    if marginals is None:
+        return "chosen so"
+    extra = min(float(marginals[number][item]) for item in split) - float(marginals[number][picked])
+    return f"any split would make the step {extra * 1e6:.3g} us longer"
 
 
 def _is_split(slot: Slot, item: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -290,6 +290,12 @@ class Program:
         """The first qualified name of parameter or buffer ``relative`` of ``module``."""
         name = f"{module}.{relative}" if module else relative
         return self.aliases.get(name, name)
+
+    def names_of(self, modules: Iterable[str], relative: str) -> list[str]:
+        """:meth:`name_of` for several modules; where nothing is tied, much faster than one by one."""
+        if self.aliases:
+            return [self.name_of(module, relative) for module in modules]
+        return [f"{module}.{relative}" if module else relative for module in modules]
 
     def text(self) -> str:
         return "\n\n".join(

@@ -69,6 +69,7 @@ class Space:
 
     program: Program
     mesh: Mesh
+    boundary: Boundary
     slots: tuple[Slot, ...]
     flows: tuple[Flow, ...]
     node_slots: dict[tuple[str, int], int]
@@ -142,6 +143,7 @@ class _Builder:
         return Space(
             self.program,
             self.mesh,
+            self.boundary,
             tuple(self.slots),
             tuple(self.flows.values()),
             self.node_slots,
@@ -276,23 +278,25 @@ def parameter_groups(program: Program) -> dict[tuple[str, str], tuple[str, ...]]
 
     Those are the same parameter of every instance of a folded block, and whatever is tied to any of them.
     """
-    links: dict[str, str] = {}
+    links: dict[tuple[str, str], tuple[str, str]] = {}
+    owners: dict[str, tuple[str, str]] = {}  # the first that has a name
 
-    def find(name: str) -> str:
-        while links.setdefault(name, name) != name:
-            name = links[name]
-        return name
+    def find(key: tuple[str, str]) -> tuple[str, str]:
+        while links[key] != key:
+            key = links[key]
+        return key
 
-    members: dict[tuple[str, str], list[str]] = {}
+    members: dict[tuple[str, str], dict[str, None]] = {}  # names in order, each once
     for graph_name, graph in program.graphs().items():
+        modules = ("",) if graph_name == "top" else program.instances(graph_name)
         for item in graph.inputs:
             if item.kind == "parameter":
-                modules = ("",) if graph_name == "top" else program.instances(graph_name)
-                names = [program.name_of(module, item.name) for module in modules]
-                members[graph_name, item.name] = names
-                for name in names:
-                    links[find(name)] = find(names[0])
-    groups: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for names in members.values() for name in names):
-        groups.setdefault(find(name), []).append(name)
-    return {key: tuple(groups[find(names[0])]) for key, names in members.items()}
+                key = links[graph_name, item.name] = graph_name, item.name
+                names = members[key] = dict.fromkeys(program.names_of(modules, item.name))
+                for name in names.keys() & owners.keys():
+                    links[find(owners[name])] = find(key)
+                owners |= dict.fromkeys(names.keys() - owners.keys(), key)
+    groups: dict[tuple[str, str], dict[str, None]] = {}
+    for key, names in members.items():
+        groups.setdefault(find(key), {}).update(names)
+    return {key: tuple(groups[find(key)]) for key in members}
