@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
@@ -51,7 +52,8 @@ class Simulation:
         self.coordinates = list(product(*map(range, plan.mesh.degrees)))
         self.ranks = range(len(self.coordinates))
         places = [Place(plan.mesh, at, group_names(at), torch.device("cpu")) for at in self.coordinates]
-        per_rank = [rewrite_program(program, plan, place, callables or {}) for place in places]
+        with patch.object(fx.GraphModule, "recompile", _unwritten):
+            per_rank = [rewrite_program(program, plan, place, callables or {}) for place in places]
         self.modules = {name: [modules[name] for modules in per_rank] for name in program.graphs()}
         for name, modules in self.modules.items():
             if change is not None:
@@ -61,31 +63,64 @@ class Simulation:
 
     def run(self, tensors: Tensors, seed: int = 0, watch: Watcher | None = None) -> list[Numbers]:
         """Every rank's numbers, from cotangents drawn with ``seed``; raises AssertionError if ranks differ in kind."""
-        self.pieces: dict[tuple[str, str], list[Tensor]] = {}
-        self.tensors, self.watch = tensors, watch
-        top = self.program.top
-        outs = run_simulated(self.modules["top"], self._inputs(top, "", None), call=self._call, watch=watch)
-        count = len(top.outputs)
-        wholes = [self._whole_outputs(rank, outs, count) for rank in self.ranks]
-        grads = cotangents(top, wholes[0], seed)
-        roots, given = [], []
-        for rank, out in enumerate(outs):
-            for index, grad in grads.items():
-                if out[index].requires_grad:
-                    layout = self.plan.graphs["top"].outputs[index]
-                    assert layout is not None
-                    roots.append(out[index])
-                    given.append(piece_of(grad, layout, self.plan.mesh, self.coordinates[rank]))
-        torch.autograd.backward(roots, given)
-        return [self._numbers(rank, outs[rank], wholes[rank], count) for rank in self.ranks]
+        self.hold(tensors)
+        outs = self.forward(watch)
+        self.backward(outs, cotangents(self.program.top, self.whole_outputs(outs), seed))
+        return self.numbers(outs)
 
-    def _whole_outputs(self, rank: int, outs: Sequence[tuple[Any, ...]], count: int) -> tuple[Any, ...]:
+    def hold(self, tensors: Tensors) -> None:
+        """Every rank takes its pieces of ``tensors``, and keeps them from run to run."""
+        self.tensors = tensors
+        self.pieces: dict[tuple[str, str], list[Tensor]] = {}
+
+    def forward(self, watch: Watcher | None = None) -> list[tuple[Any, ...]]:
+        """Every rank's flat outputs, and new buffer values, from the pieces that it holds."""
+        self.watch = watch
+        return run_simulated(
+            self.modules["top"], self._inputs(self.program.top, "", None), call=self._call, watch=watch
+        )
+
+    def backward(self, outs: Sequence[tuple[Any, ...]], grads: Mapping[int, Tensor]) -> None:
+        """New gradients of all pieces, from whole cotangents by the number of an output.
+
+        Outputs without one get zeros, which change no gradient: so everything runs that plans predict.
+        """
+        for own in chain.from_iterable(self.pieces.values()):
+            own.grad = None
+        roots, given = [], []
+        for index, layout in enumerate(self.plan.graphs["top"].outputs):
+            for at, out in zip(self.coordinates, outs, strict=True):
+                if layout is not None and out[index].requires_grad:
+                    roots.append(out[index])
+                    zero = torch.zeros_like(out[index])
+                    given.append(piece_of(grads[index], layout, self.plan.mesh, at) if index in grads else zero)
+        torch.autograd.backward(roots, given, retain_graph=True)
+
+    def numbers(self, outs: Sequence[tuple[Any, ...]]) -> list[Numbers]:
+        """Every rank's numbers after a run."""
+        names, count = [name for name, _ in self.program.top.updates], len(self.program.top.outputs)
+        keys = [key for key, tensor in self.tensors.items() if tensor.requires_grad]
+        return [
+            Numbers(
+                self.whole_outputs(outs, rank),
+                dict(zip(names, outs[rank][count:], strict=True)),
+                {key: self.gradient(key, rank) for key in keys},
+            )
+            for rank in self.ranks
+        ]
+
+    def gradient(self, key: tuple[str, str], rank: int = 0) -> Tensor:
+        """The whole gradient of a tensor, as ``rank`` and those that have what it lacks know it."""
+        found = [torch.zeros_like(own) if own.grad is None else own.grad for own in self.pieces_of(key)]
+        return self._join(found, self._layout(key), rank, tuple(self.tensors[key].shape))
+
+    def whole_outputs(self, outs: Sequence[tuple[Any, ...]], rank: int = 0) -> tuple[Any, ...]:
         """The flat outputs, those that are split put together from the ranks that have what ``rank`` lacks."""
         layouts = self.plan.graphs["top"].outputs
         return tuple(
             self._join([out[index] for out in outs], layouts[index], rank, self._shape(index))
             if isinstance(outs[rank][index], Tensor) else outs[rank][index]
-            for index in range(count)
+            for index in range(len(layouts))
         )  # fmt: skip
 
     def _shape(self, index: int) -> tuple[int, ...]:
@@ -115,7 +150,7 @@ class Simulation:
             return self.plan.graphs["top"].inputs[names.index(key)]
         return (I,) * len(self.plan.mesh.axes)
 
-    def _rank_pieces(self, key: tuple[str, str]) -> list[Tensor]:
+    def pieces_of(self, key: tuple[str, str]) -> list[Tensor]:
         """A leaf per rank of its piece of a whole tensor."""
         if key not in self.pieces:
             whole, grad = self.tensors[key].detach(), self.tensors[key].requires_grad
@@ -131,21 +166,16 @@ class Simulation:
                 columns.append(list(next(waiting)))
             else:
                 name = item.name if item.kind in ("input", "constant") else self.program.name_of(module, item.name)
-                columns.append(self._rank_pieces((item.kind, name)))
+                columns.append(self.pieces_of((item.kind, name)))
         return [[column[rank] for column in columns] for rank in self.ranks]
 
     def _call(self, name: str, module: str, given: list[tuple[Any, ...]]) -> list[Any]:
         inputs = self._inputs(self.program.blocks[name], module, given)
         return run_simulated(self.modules[name], inputs, call=self._call, watch=self.watch)
 
-    def _numbers(self, rank: int, outs: tuple[Any, ...], wholes: tuple[Any, ...], count: int) -> Numbers:
-        gradients = {}
-        for key in [key for key, tensor in self.tensors.items() if tensor.requires_grad]:
-            pieces = self._rank_pieces(key)
-            found = [torch.zeros_like(own) if own.grad is None else own.grad for own in pieces]
-            gradients[key] = self._join(found, self._layout(key), rank, tuple(self.tensors[key].shape))
-        names = [name for name, _ in self.program.top.updates]
-        return Numbers(wholes, dict(zip(names, outs[count:], strict=True)), gradients)
+
+def _unwritten(module: fx.GraphModule) -> None:
+    """No code is written for a graph that is run node by node: that takes longer than running it."""
 
 
 def group_names(at: Sequence[int]) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 In: one rewritten GraphModule per rank and their flat inputs. Out: flat outputs per rank, differentiable. Conversions
 are made jointly, by this module's own reading of the table in :mod:`fxpar.layout`, so it needs no process group and
-checks plans quickly. It is for tests: it saves no time and no memory.
+checks plans quickly. :func:`~fxpar.runtime.records.record_collectives` finds what the first rank takes part in. It is
+for tests: it saves no time and no memory.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpar.layout import CONVERSIONS
-from fxpar.runtime import modes
+from fxpar.layout import COLLECTIVES, CONVERSIONS
+from fxpar.runtime import modes, records
 from fxpar.runtime.blocks import call_block
-from fxpar.runtime.collectives import convert, cut
+from fxpar.runtime.collectives import convert, cut, uneven_size
 
 #: Called with (kind, source state, target state, phase) for every conversion executed.
 Watcher = Callable[[str, str, str, str], None]
+#: Called with (kind, values per rank, source state, target state, phase) before a step of a conversion runs.
+Note = Callable[[str, Sequence[Tensor], str, str, str], None]
 Modules = Mapping[str, Sequence[fx.GraphModule]]
 
 
@@ -64,7 +67,8 @@ def _step(nodes: Any, modules: Any, filled: Any, call: Any, watch: Watcher) -> l
         return _convert([args for args, _ in filled], watch)
     if nodes[0].target is call_block and call is not None:
         _, name, module = filled[0][0][:3]
-        return call(name, module, [args[3:] for args, _ in filled])
+        with records.inside(module):
+            return call(name, module, [args[3:] for args, _ in filled])
     if nodes[0].target in modes.CALLS:  # all ranks share this thread's modes
         return [nodes[0].target(*filled[0][0])] * len(nodes)
     stream = torch.get_rng_state()
@@ -77,39 +81,57 @@ def _step(nodes: Any, modules: Any, filled: Any, call: Any, watch: Watcher) -> l
 
 
 def _convert(calls: Sequence[tuple[Any, ...]], watch: Watcher) -> list[Any]:
-    """One conversion on every rank; those of one group exchange their pieces. Only the first group is watched."""
+    """One conversion on every rank; those of one group exchange their pieces. Only the first group is noted."""
     groups: dict[str, list[int]] = {}
     for number, call in enumerate(calls):
         groups.setdefault(call[-1], []).append(number)
     results: list[Any] = [None] * len(calls)
     for at, members in enumerate(groups.values()):
         members.sort(key=lambda number: int(calls[number][-2]))
-        src, dst, grad = calls[members[0]][1:4]
+        src, dst, grad, axis = calls[members[0]][1:5]
         values = [calls[number][0] if grad else calls[number][0].detach() for number in members]
-        made = _Joint.apply(src, dst, watch if at == 0 else _unwatched, *values)
+        note = functools.partial(_note, watch, axis, records.running_module()) if at == 0 else _unnoted
+        made = _Joint.apply(src, dst, note, *values)
         for number, value in zip(members, made, strict=True):
             results[number] = value
     return results
+
+
+def _note(
+    watch: Watcher, axis: str, module: str, kind: str, values: Sequence[Tensor], src: str, dst: str, phase: str
+) -> None:
+    """Tell who watches, and record a collective. The first rank's piece is the largest: all are made as long."""
+    watch(kind, *((src, dst) if phase == "forward" else (dst, src)), phase)
+    if kind in COLLECTIVES and records.active is not None:
+        degree, x = len(values), values[0]
+        whole_bytes = x.numel() * x.element_size() * (degree if src[0] == "S" else 1)
+        if kind != "all_gather" and (size := uneven_size(dst)):
+            whole_bytes = whole_bytes // size * -(-size // degree) * degree
+        records.active.add(kind, axis, degree, whole_bytes, phase, module)
 
 
 def _unwatched(*_: str) -> None:
     """Nobody looks."""
 
 
+def _unnoted(*_: Any) -> None:
+    """Another group does the same at the same time."""
+
+
 class _Joint(torch.autograd.Function):
     """All ranks' values in, all ranks' values out."""
 
     @staticmethod
-    def forward(ctx: Any, src: str, dst: str, watch: Watcher, *values: Tensor) -> Any:
-        ctx.src, ctx.dst, ctx.watch = src, dst, watch
+    def forward(ctx: Any, src: str, dst: str, note: Note, *values: Tensor) -> Any:
+        ctx.src, ctx.dst, ctx.note = src, dst, note
         kind = CONVERSIONS[src[0], dst[0]].forward
-        watch(kind, src, dst, "forward")
+        note(kind, values, src, dst, "forward")
         return tuple(_run(kind, list(values), src, dst))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         kind = CONVERSIONS[ctx.src[0], ctx.dst[0]].backward
-        ctx.watch(kind, ctx.src, ctx.dst, "backward")
+        ctx.note(kind, grads, ctx.dst, ctx.src, "backward")
         return None, None, None, *_run(kind, list(grads), ctx.dst, ctx.src)
 
 
