@@ -202,8 +202,9 @@ def parallelize(
     place = place_of(mesh, axes)
 
     def ready() -> Variant:
-        check_plan(chosen, axes, captured, boundary)
-        found = bind(captured, chosen, place, bare)
+        planned = captured.divided(chosen.instances)
+        check_plan(chosen, axes, planned, boundary)
+        found = bind(planned, chosen, place, bare)
         check_parameters(model, chosen.parameters)
         return found
 
@@ -251,8 +252,10 @@ def another_variant(
         held = {name: layout for name, layout in first.parameters.items() if name not in captured.program.unused}
         return search(captured.program, first.mesh, prices, boundary=boundary, parameters=held, **needs).to_json()
 
-    text = broadcast_from_first(decide, mesh, f"planning for {what}")
-    return all_succeed(lambda: bind(captured, Plan.from_json(text), place, bare), mesh, f"rewriting for {what}")
+    found = Plan.from_json(broadcast_from_first(decide, mesh, f"planning for {what}"))
+    return all_succeed(
+        lambda: bind(captured.divided(found.instances), found, place, bare), mesh, f"rewriting for {what}"
+    )
 
 
 def captured_model(

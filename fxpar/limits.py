@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxpar.assemble import assemble
-from fxpar.boundary import Boundary, whole_boundary
+from fxpar.boundary import Boundary
 from fxpar.cost.memory import memory
 from fxpar.cost.price import Priced, price
 from fxpar.cost.rows import KEPT, Passage, Rows, memory_rows, working_sets
@@ -25,7 +25,7 @@ from fxpar.layout import Mesh, fits
 from fxpar.plans import Memory, Plan
 from fxpar.solver import solve
 from fxpar.solver.problem import CostTable, Factor, Variable
-from fxpar.space import space
+from fxpar.space import Space, space
 
 #: Corrections of the rows by what the exact walk finds.
 MAX_ROUNDS = 8
@@ -45,28 +45,44 @@ def plan_within(
     *,
     optimizer: str | None,
     pins: Pins | None = None,
-    boundary: Boundary | None = None,
     time_limit_seconds: float = 60.0,
 ) -> Plan:
     """The fastest plan whose step takes at most ``limit_bytes`` on each device.
 
     Raises :class:`InfeasibleError` with the least that is needed, what needs it, and what would make it fit.
     """
+    return search_within(priced, limit_bytes, optimizer=optimizer, pins=pins, time_limit_seconds=time_limit_seconds)[0]
+
+
+def search_within(
+    priced: Priced,
+    limit_bytes: float,
+    *,
+    optimizer: str | None,
+    pins: Pins | None = None,
+    time_limit_seconds: float = 60.0,
+    prove: bool = True,
+) -> tuple[Plan, float]:
+    """What :func:`plan_within` gives, and the seconds that mixtures of such plans come near to.
+
+    Without ``prove`` the integer program is left out, which takes most of the time and finds little more.
+    """
     rows, best, taken = memory_rows(priced, optimizer), None, None
+    dual_bound = 0.0
     bounds: list[float] = []  # the first is one of all plans; further searches leave some out
     for allowed in _ever_smaller(priced, pins):
         if taken is not None and all(choice in allowed.get(slot, {choice}) for slot, choice in enumerate(taken)):
             continue  # the best so far is the best of these, too
-        found = _plan_with(priced, rows, limit_bytes, optimizer, allowed, time_limit_seconds, bounds)
+        found = _plan_with(priced, rows, limit_bytes, optimizer, allowed, time_limit_seconds, prove, bounds)
         if best is not None and (found is None or found[0].objective_seconds >= best.objective_seconds):
             break
-        best, taken = found or (best, taken)
+        best, taken, dual_bound = found or (best, taken, dual_bound)
     if best is None:
-        raise InfeasibleError(_why(priced, rows, limit_bytes, optimizer, pins, boundary))
+        raise InfeasibleError(_why(priced, rows, limit_bytes, optimizer, pins))
     bound = min(bounds[0], best.objective_seconds)
     gap = (best.objective_seconds - bound) / best.objective_seconds if best.objective_seconds else 0.0
     status = "optimal" if gap <= PROVEN_TO else "within gap" if gap <= GAP else "feasible"
-    return replace(best, bound_seconds=bound, gap=gap, status=status)
+    return replace(best, bound_seconds=bound, gap=gap, status=status), dual_bound
 
 
 def _ever_smaller(priced: Priced, pins: Pins | None) -> Iterator[Pins]:
@@ -97,9 +113,10 @@ def _plan_with(
     optimizer: str | None,
     pins: Pins,
     time_limit_seconds: float,
+    prove: bool,
     bounds: list[float],
-) -> tuple[Plan, tuple[int, ...]] | None:
-    """The fastest plan that fits and takes only choices in ``pins``, and its choices; ``None`` if there is none."""
+) -> tuple[Plan, tuple[int, ...], float] | None:
+    """The fastest plan that fits and takes only choices in ``pins``, its choices, and the dual bound of its search."""
     program = priced.space.program
     left_out = np.full(2, float(sum(program.unused.values())))
     for _ in range(MAX_ROUNDS):
@@ -108,7 +125,11 @@ def _plan_with(
             return None
         try:
             solution = solve(
-                rows.problem, pins=pins, limits_bytes=limits.tolist(), time_limit_seconds=time_limit_seconds
+                rows.problem,
+                pins=pins,
+                limits_bytes=limits.tolist(),
+                time_limit_seconds=time_limit_seconds,
+                prove=prove,
             )
         except (InfeasibleError, SolverError):  # there is none, or none that the solver can find
             return None
@@ -124,7 +145,7 @@ def _plan_with(
         )
         needed = memory(program, plan, optimizer)
         if needed.peak_bytes <= limit_bytes:
-            return replace(plan, memory=needed), solution.choice
+            return replace(plan, memory=needed), solution.choice, solution.dual_bound
         walked = np.array([max(needed.phases["forward"], needed.phases["backward"]), needed.phases["optimizer"]])
         left_out = np.maximum(left_out, walked - np.array(solution.bytes))
     return None
@@ -167,14 +188,7 @@ def _lightest(priced: Priced, rows: Rows, problem: CostTable, optimizer: str | N
     return plan, memory(priced.space.program, plan, optimizer)
 
 
-def _why(
-    priced: Priced,
-    rows: Rows,
-    limit_bytes: float,
-    optimizer: str | None,
-    pins: Pins | None,
-    boundary: Boundary | None,
-) -> str:
+def _why(priced: Priced, rows: Rows, limit_bytes: float, optimizer: str | None, pins: Pins | None) -> str:
     """Why no plan fits, and what would."""
     plan, needed = least_memory(priced, rows, optimizer, pins)
     program, mesh = priced.space.program, priced.space.mesh
@@ -193,7 +207,7 @@ def _why(
             f"it would fit ({_gib(recomputed)}) if every block were recomputed in backward: wrap them in "
             "torch.utils.checkpoint.checkpoint"
         )
-    larger = None if pins else _larger_mesh(program, priced, limit_bytes, optimizer, boundary)
+    larger = None if pins else _larger_mesh(program, priced, limit_bytes, optimizer)
     if larger is not None:
         lines.append(f"it would fit ({_gib(larger[1])}) on {dict(larger[0].axes)}, with the same batch in all")
     if len(lines) == 2:
@@ -203,7 +217,7 @@ def _why(
 
 
 def _larger_mesh(
-    program: Program, priced: Priced, limit_bytes: float, optimizer: str | None, boundary: Boundary | None
+    program: Program, priced: Priced, limit_bytes: float, optimizer: str | None
 ) -> tuple[Mesh, int] | None:
     """The smallest mesh that is large enough, with one axis some power of two times as long; what it needs there."""
     axes = priced.space.mesh.axes
@@ -211,7 +225,7 @@ def _larger_mesh(
     while times <= MAX_GROWTH:
         for at in range(len(axes)):
             grown = Mesh(tuple((name, n * times if axis == at else n) for axis, (name, n) in enumerate(axes)))
-            border = _boundary_on(grown, priced.space.mesh, program, boundary)
+            border = _boundary_on(grown, priced.space)
             if border is None:
                 continue
             try:
@@ -225,9 +239,9 @@ def _larger_mesh(
     return None
 
 
-def _boundary_on(grown: Mesh, mesh: Mesh, program: Program, boundary: Boundary | None) -> Boundary | None:
+def _boundary_on(grown: Mesh, space: Space) -> Boundary | None:
     """The boundary with the batch cut by the axes of another mesh; ``None`` if it does not divide, or was given."""
-    border = boundary or whole_boundary(program, mesh)
+    border, mesh, program = space.boundary, space.mesh, space.program
     if border.rule.inputs or border.rule.outputs:
         return None
     old, new = (border.rule.batch_layout(each) for each in (mesh, grown))

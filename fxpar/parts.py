@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fxpar.dims import Followed, batch, sequence, stream_of
 from fxpar.graph import Graph, Node, Program
 from fxpar.layout import Mesh, State
+from fxpar.patterns import pattern_of, spans_of
 from fxpar.plans import GraphPlan, Part
-from fxpar.report import pattern_of
 from fxpar.rules import rule_for
 from fxpar.rules.notation import Rule
 
@@ -63,11 +63,15 @@ def parts_of(program: Program, mesh: Mesh, plans: Mapping[str, GraphPlan]) -> tu
         if product.node.op.startswith("aten.embedding")
     }
     found: list[Part] = []
+    patterns = {name: pattern_of(program.instances(name)) for name in program.blocks}
     for name, graph in program.graphs().items():
+        own = patterns.get(name, "")
+        if own and list(patterns.values()).count(own) > 1:
+            own = spans_of(program.instances(name))
         groups: dict[str, list[_Product]] = {}
         for product in _products(graph):
             place = product.node.module or graph.inputs[product.parameter].name.rpartition(".")[0]
-            groups.setdefault(place if name == "top" else pattern_of(program.instances(name)), []).append(product)
+            groups.setdefault(place if name == "top" else own, []).append(product)
         for place, products in groups.items():
             for axis, (axis_name, degree) in enumerate(mesh.axes):
                 if degree > 1:

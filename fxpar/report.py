@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 
 from fxpar.errors import PlanError
 from fxpar.layout import Layout, Mesh, successive_layout
+from fxpar.patterns import joined, spans_of
 from fxpar.plans import Choice, Plan
 
 _STEP = 1024.0
@@ -67,6 +67,7 @@ def summary(plan: Plan) -> str:
         *_memory(plan),
         "",
         *parts_text(plan),
+        *_kinds(plan),
         "",
         *table(("parameter", "state", "x"), _parameter_rows(plan)),
     ]
@@ -84,6 +85,16 @@ def summary(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _kinds(plan: Plan) -> list[str]:
+    """Which instances are of which kind, where those of one block are of several."""
+    kinds: dict[str, list[str]] = {}
+    for path, name in plan.instances.items():
+        kinds.setdefault(name, []).append(path)
+    several = {name.partition("/")[0] for name in kinds if "/" in name}
+    shown = [f"[{name}] {spans_of(paths)}" for name, paths in kinds.items() if name.partition("/")[0] in several]
+    return ["", f"not all alike: {'; '.join(shown)}"] if shown else []
+
+
 def parts_text(plan: Plan) -> list[str]:
     """What the plan is called, place by place: ``"layers.* (x32): tp: column- and row-parallel; dp: FSDP"``."""
     places: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -99,41 +110,6 @@ def parts_text(plan: Plan) -> list[str]:
         shown = [name if count == 1 else f"{name} (x{count})" for name, count in names.items()]
         lines.append(f"{', '.join(name or 'the model' for name in shown)}: {text}")
     return lines
-
-
-def pattern_of(paths: Iterable[str]) -> str:
-    """One text for several module paths: ``*`` where they differ; a glob for each depth.
-
-    >>> pattern_of(("model.layers.0", "model.layers.1", "head"))
-    'model.layers.*, head'
-    """
-    depths: dict[int, list[list[str]]] = {}
-    for path in dict.fromkeys(paths):
-        depths.setdefault(path.count("."), []).append(path.split("."))
-    return ", ".join(
-        ".".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*same, strict=True))
-        for same in depths.values()
-    )
-
-
-def joined(counts: dict[str, int], others: Sequence[str]) -> dict[str, int]:
-    """Places with one glob for those that are alike, where it names none of the ``others``.
-
-    >>> joined({"encoder.0": 2, "encoder.1": 1, "head": 1}, ["norm"])
-    {'encoder.*': 3, 'head': 1}
-    """
-    alike: dict[int, list[str]] = {}
-    for place in counts:
-        alike.setdefault(place.count("."), []).append(place)
-    found: dict[str, int] = {}
-    for places in alike.values():
-        glob = pattern_of(places)
-        clear = any(part != "*" for part in glob.split("."))
-        if clear and not any(other.count(".") == glob.count(".") and fnmatchcase(other, glob) for other in others):
-            found[glob] = sum(counts[place] for place in places)
-        else:
-            found.update({place: counts[place] for place in places})
-    return found
 
 
 def _axes_text(axes: dict[str, tuple[str, ...]]) -> str:

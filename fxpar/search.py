@@ -18,10 +18,12 @@ from fxpar.boundary import Boundary
 from fxpar.cluster import Cluster
 from fxpar.cost.memory import OPTIMIZERS, memory
 from fxpar.cost.price import Priced, price
+from fxpar.divide import asked_apart
 from fxpar.errors import PlanError, RuleError
 from fxpar.graph import Program
 from fxpar.layout import Layout, Mesh
 from fxpar.limits import plan_within
+from fxpar.mixing import plan_mixed
 from fxpar.pins import pin
 from fxpar.plans import Plan
 from fxpar.progress import progress
@@ -84,6 +86,7 @@ def search(
         raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
     stages = stages or Stages()
     with stages.stage("space"):
+        program = asked_apart(program, parameters or {})
         open_space = space(program, mesh, boundary)
     stages.write("space", open_space.text)
     if strict and open_space.unruled:
@@ -111,12 +114,11 @@ def search(
     binding = found.memory is not None and found.memory.peak_bytes > limit
     if binding:
         with stages.stage("fit"):
-            fitting = plan_within(
+            fitting = plan_mixed(
                 priced,
                 limit,
                 optimizer=optimizer,
-                pins=pins,
-                boundary=boundary,
+                constraints=parameters,
                 time_limit_seconds=time_limit_seconds,
             )
         found = replace(fitting, notes=found.notes, stats=found.stats)
@@ -126,7 +128,7 @@ def search(
                 loose = unfolded(program)
                 apart = price(space(loose, mesh, boundary), cluster)
                 held = pin(apart.space, constraints=parameters)
-                best = plan_within(apart, limit, optimizer=optimizer, pins=held, boundary=boundary).objective_seconds
+                best = plan_within(apart, limit, optimizer=optimizer, pins=held).objective_seconds
             else:
                 best = _unfolded_bound_seconds(program, mesh, cluster, boundary, parameters, time_limit_seconds)
         share = 1.0 - best / found.objective_seconds if found.objective_seconds else 0.0

@@ -10,7 +10,7 @@ import copy
 import enum
 import gc
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from fxpar.capture.signals import RestartError
 from fxpar.capture.structure import Structure, worth_folding
 from fxpar.capture.units import Unit, Units, finish_outputs, new_frame
 from fxpar.capture.where import is_library, line_of
+from fxpar.divide import divided
 from fxpar.errors import CaptureError, FxparError
 from fxpar.graph import Footprint, Graph, Input, Node, Program, Ref, map_refs
 from fxpar.normalise import normalise
@@ -62,6 +63,16 @@ class Captured:
         if name in self.constants:
             return self.constants[name]
         return trees.attribute_at(model, f"{module}.{name}" if module else name)
+
+    def divided(self, kinds: Mapping[str, str]) -> Captured:
+        """The same with blocks of the kinds that a plan names by module path (:func:`fxpar.divide.divided`)."""
+        program, before = divided(self.program, kinds), self.program.top.nodes
+        pairs = {
+            after.op.removeprefix("block:"): node.op.removeprefix("block:")
+            for node, after in zip(before, program.top.nodes, strict=True)
+            if node.op.startswith("block:")
+        }
+        return replace(self, program=program, block_specs={new: self.block_specs[old] for new, old in pairs.items()})
 
 
 def capture(

@@ -67,10 +67,11 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Limited:
-    """The best that fits, a lower bound of all that fit, and the ``prices`` of a byte that gave the bound."""
+    """The best that fits, a lower bound of all that fit, and the one that ``prices`` of a byte gave."""
 
     best: Outcome
     bound: float
+    dual_bound: float
     prices: np.ndarray
     status: str
     by: str
@@ -126,11 +127,12 @@ def measured(problem: CostTable, choice: Sequence[int], trees: Sequence[tuple[tu
 
 
 def solve_limited(
-    problem: CostTable, limits: np.ndarray, minimise: Minimise, *, gap: float, time_limit_seconds: float
+    problem: CostTable, limits: np.ndarray, minimise: Minimise, *, gap: float, time_limit_seconds: float, prove: bool
 ) -> Limited:
     """The least seconds within ``limits`` (bytes, one per row; infinite ones do not bind).
 
-    Stops when the bound is within ``gap`` of the best, or prices cannot raise it any more.
+    Stops when the bound is within ``gap`` of the best, or prices cannot raise it any more. Then, to ``prove`` more,
+    comes the integer program.
     Raises :class:`InfeasibleError` if nothing fits, :class:`SolverError` if nothing that fits was found.
     """
     start = time.perf_counter()
@@ -155,16 +157,17 @@ def solve_limited(
             f"nothing that fits into {_texts(limits)} was found, nor a proof that nothing does; "
             f"the nearest holds {_texts(search.nearest)}"
         )
+    dual_bound = search.bound
     by, notes = "prices and bounds", [f"{rounds} prices of a byte"]
     left = time_limit_seconds - (time.perf_counter() - start)
-    if search.best.seconds - search.bound > gap * search.best.seconds and left > 0:
+    if prove and search.best.seconds - search.bound > gap * search.best.seconds and left > 0:
         by, more = search.close(gap, left)
         notes += more
     best, bound = search.best, min(search.bound, search.best.seconds)
     proven = best.seconds - bound <= TOLERANCE * best.seconds
     within = best.seconds - bound <= gap * best.seconds
     status = "optimal" if proven else "within gap" if within else "feasible"
-    return Limited(best, bound, search.bound_prices / search.scale, status, by, tuple(notes))
+    return Limited(best, bound, dual_bound, search.bound_prices / search.scale, status, by, tuple(notes))
 
 
 class _Search:

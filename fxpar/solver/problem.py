@@ -178,7 +178,8 @@ class Solution:
     ``"feasible"`` (it fits, and ``gap`` says how much better another might be). ``method`` says what proved it;
     ``variables`` and ``constraints`` are the size of the integer program (:meth:`CostTable.size`), whether or not it
     had to be built. Under a memory limit ``bytes`` has what each row comes to, and ``trees`` for each factor the
-    arcs ``(from, to)`` of its tree (parents first; ``None`` for a table), which need not be the cheapest in seconds.
+    arcs ``(from, to)`` of its tree (parents first; ``None`` for a table), which need not be the cheapest in seconds,
+    and ``dual_bound`` is the bound that prices of a byte give: one that mixtures of choices come near to.
     """
 
     choice: tuple[int, ...]
@@ -193,3 +194,4 @@ class Solution:
     log: tuple[str, ...] = ()
     bytes: tuple[float, ...] = ()
     trees: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
+    dual_bound: float = -math.inf

@@ -37,6 +37,7 @@ def solve(
     pins: Pins | None = None,
     limits_bytes: Sequence[float] | None = None,
     gap: float = 1e-3,
+    prove: bool = True,
 ) -> Solution:
     """The choices of least total cost; ``pins`` restricts variables to some of their choices.
 
@@ -46,7 +47,8 @@ def solve(
     1e-9. The same problem always gets the same answer, unless the time limit stops it.
 
     ``limits_bytes`` has the most that each row of bytes may come to (infinite for any number). The search then stops
-    when the best is proven to be within ``gap`` of the optimum, and goes on to the integer program only if it is not.
+    when the best is proven to be within ``gap`` of the optimum, and goes on to the integer program only if it is not
+    (and if it is to ``prove`` what it can).
     Raises :class:`InfeasibleError` naming a variable without a possible choice, or the fewest bytes that are needed,
     and :class:`SolverError`.
 
@@ -82,11 +84,15 @@ def solve(
         status = "optimal" if proven else "time limit"
         held: tuple[float, ...] = ()
         trees: tuple[Conversions | None, ...] = ()
+        dual_bound = -math.inf
     else:
-        found = limited.solve_limited(smaller, limits, _least, gap=gap, time_limit_seconds=time_limit_seconds)
+        found = limited.solve_limited(
+            smaller, limits, _least, gap=gap, time_limit_seconds=time_limit_seconds, prove=prove
+        )
         choice = tuple(int(choices[at]) for choices, at in zip(keep, found.best.choice, strict=True))
         cost, bound, by, more = found.best.seconds, found.bound, found.by, list(found.notes)
         status, held, trees = found.status, tuple(found.best.bytes.tolist()), found.best.trees
+        dual_bound = found.dual_bound
     return Solution(
         choice=choice,
         cost=cost,
@@ -100,6 +106,7 @@ def solve(
         log=(*notes, *more),
         bytes=held,
         trees=trees,
+        dual_bound=dual_bound,
     )
 
 

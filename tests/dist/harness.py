@@ -40,26 +40,40 @@ class _Worker:
         self.pipe.close()
 
 
-_workers: list[_Worker] = []
+class _Crew:
+    """Workers of one process group, which lives as long as they do.
+
+    What torch keeps of a mesh (such as the names of its groups) outlives the mesh, and is taken for an equal mesh's.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.workers = [_Worker() for _ in range(n)]
+
+    def send(self, task: bytes) -> None:
+        for rank, worker in enumerate(self.workers):
+            store = os.path.join(self.folder.name, "store")
+            worker.pipe.send_bytes(pickle.dumps((rank, len(self.workers), store, task)))
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+        self.folder.cleanup()
+
+
+#: By number of ranks.
+_crews: dict[int, _Crew] = {}
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
     """``fn(*args)`` on ``n`` ranks; ``fn`` is a module-level function, arguments and results can be pickled."""
-    while len(_workers) < n:
-        _workers.append(_Worker())
-    crew = _workers[:n]
-    with tempfile.TemporaryDirectory() as folder:
-        task = pickle.dumps((fn, args))
-        for rank, worker in enumerate(crew):
-            worker.pipe.send_bytes(pickle.dumps((rank, n, os.path.join(folder, "store"), task)))
-        results, failures = _collect(crew, time.monotonic() + timeout)
+    if n not in _crews:
+        _crews[n] = _Crew(n)
+    _crews[n].send(pickle.dumps((fn, args)))
+    results, failures = _collect(_crews[n].workers, time.monotonic() + timeout)
     hung = [rank for rank in range(n) if rank not in results and rank not in failures]
-    # What torch keeps of a mesh (such as its groups' names) outlives the mesh, and meshes of several axes
-    # look alike: functions that may make such get workers of their own.
-    if hung or failures or n > 2:
-        for worker in crew:
-            worker.stop()
-            _workers.remove(worker)
+    if hung or failures:
+        _crews.pop(n).stop()
     if failures:
         raise RankFailure("\n".join(f"rank {rank}:\n{text}" for rank, text in failures.items()))
     if hung:
@@ -104,10 +118,10 @@ def _serve(pipe: Connection, path: list[str]) -> None:
             fn, args = pickle.loads(task)
             torch.manual_seed(0)
             torch.set_default_dtype(torch.float32)  # whatever an earlier function has left
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
+            if not dist.is_initialized():
+                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
             answer = pickle.dumps((True, fn(*args)))
             dist.barrier()
-            dist.destroy_process_group()
         except BaseException:
             answer = pickle.dumps((False, traceback.format_exc()))
         pipe.send_bytes(answer)
@@ -115,5 +129,5 @@ def _serve(pipe: Connection, path: list[str]) -> None:
 
 @atexit.register
 def _stop_all() -> None:
-    for worker in _workers:
-        worker.stop()
+    for crew in _crews.values():
+        crew.stop()

@@ -13,7 +13,8 @@ from fxpar.cluster import Cluster
 from fxpar.cost.memory import memory
 from fxpar.cost.price import price
 from fxpar.layout import Mesh
-from fxpar.limits import plan_within
+from fxpar.limits import search_within
+from fxpar.mixing import plan_mixed
 from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.solver import solve
@@ -71,21 +72,37 @@ def test_the_optimum_of_four_layers_is_that_of_the_unfolded_model(
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "share"), [("gpt2", "tp=4", 0.95), ("gpt2", "dp=2,tp=2", 0.9), ("llama3-8b", "dp=2,tp=2", 0.9)]
+    ("name", "mesh", "share", "cluster"),
+    [
+        ("gpt2", "tp=4", 0.95, "toy"),
+        ("gpt2", "dp=2,tp=2", 0.9, "toy"),
+        ("llama3-8b", "dp=2,tp=2", 0.9, "toy"),
+        ("gpt2", "tp=2", 0.95, "cpu-gloo"),
+        ("gpt2", "tp=2", 0.85, "cpu-gloo"),
+        ("gpt2", "dp=2,tp=2", 0.9, "cpu-gloo"),
+        ("llama3-8b", "dp=2,tp=2", 0.9, "cpu-gloo"),
+    ],
 )
-def test_the_same_within_a_memory_limit(name: str, mesh: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, layers of an unfolded model may even differ: some keep what others make again."""
+def test_no_worse_within_a_memory_limit(
+    name: str, mesh: str, share: float, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the layers of an unfolded model may differ. So may those of a folded one, where it pays: in kinds."""
     entry = ENTRIES[name]
     layers = {key: value for key, value in LAYERS.items() if key in entry.small}
     monkeypatch.setitem(ENTRIES, name, replace(entry, small={**entry.small, **layers}))
     model = load(name, shrink=True, batch=8)
     alone = replace(model, captured=replace(model.captured, program=unfolded(model.captured.program)))
-    folded, free = (priced(some, mesh_of(mesh), Cluster.load("toy")) for some in (model, alone))
+    folded, free = (priced(some, mesh_of(mesh), Cluster.load(cluster)) for some in (model, alone))
     peak = memory(model.captured.program, assemble(folded, solve(folded.problem).choice)).peak_bytes
-    plans = [plan_within(each, share * peak, optimizer="adamw") for each in (folded, free)]
-    assert all(plan.memory is not None and plan.memory.peak_bytes <= share * peak for plan in plans)
-    assert plans[0].objective_seconds == pytest.approx(plans[1].objective_seconds, rel=MOST)
-    assert plans[0].objective_seconds > solve(folded.problem).cost, "the limit binds"
+    plan = plan_mixed(folded, share * peak, optimizer="adamw")
+    loose, _ = search_within(free, share * peak, optimizer="adamw", prove=False)
+    assert all(each.memory is not None and each.memory.peak_bytes <= share * peak for each in (plan, loose))
+    assert plan.objective_seconds <= loose.objective_seconds * (1 + MOST)
+    assert plan.objective_seconds > solve(folded.problem).cost, "the limit binds"
+    alike, _ = search_within(folded, share * peak, optimizer="adamw", prove=False)
+    kinds = len(set(plan.instances.values()))
+    assert kinds == 1 or plan.objective_seconds < alike.objective_seconds * (1 - MOST)
+    assert kinds > 1 or cluster == "toy", "where splitting is dear, only some of the layers should be split"
 
 
 def test_a_plan_says_what_folding_costs_when_asked() -> None:
@@ -100,6 +117,7 @@ def test_a_plan_says_what_folding_costs_when_asked() -> None:
     assert plan.memory is not None
     limit = 0.95 * plan.memory.peak_bytes
     tight = fxpar.plan(model, {"tp": 2}, check_folding=True, memory_limit_bytes=limit, **options)
-    # Where splitting is dear, it is best to split some layers only, which folded ones cannot: the plan says so.
-    assert tight.folding_gap is not None and 0.1 < tight.folding_gap < 1
-    assert "instances of a block split differently would save at most" in str(tight)
+    assert len(set(tight.instances.values())) == 2, "only one of the layers has to be split"
+    assert tight.folding_gap is not None and tight.folding_gap <= MOST
+    assert "instances of a block split differently would save at most 0 %" in str(tight)
+    assert Plan.from_json(tight.to_json()) == tight
