@@ -143,6 +143,7 @@ def _watched(work: Work) -> Iterator[None]:
         (program, "worth_folding", within("fold", program.worth_folding)),
         (Units, "call", within("fold", after("calls of blocks", Units.call, lambda *_: 1))),
         (Units, "_record", within("capture", Units._record)),
+        (Units, "_append", within("capture", Units._append)),
         (sys.modules["fxpar.capture.modules"], "inline", within("capture", program.modules.inline)),
         (Session, "node", after("nodes recorded", Session.node, lambda *_: 1)),
         (Units, "merged", within("fold", Units.merged)),
