@@ -142,7 +142,10 @@ def parallelize(
     """Split ``model`` over ``mesh``, in place: the same object, its parameters DTensors, its forward rewritten.
 
     Every rank of the mesh calls it with an equal model and, along axes that carry no batch, equal inputs. The first
-    rank plans (unless ``plan`` is given) and tells the others; the other options are those of :func:`plan`.
+    rank plans (unless ``plan`` is given) and tells the others; the other options are those of :func:`plan`. A call that
+    differs from the example's (in shapes, dtypes or modes) is planned when it comes, with the parameters as they are;
+    constraints on what modules return hold for calls like the example's only. A ``plan`` for a cluster that is no
+    preset needs its ``cluster`` again, to plan such calls.
 
     With ``loss_fn`` the model is then called with ``loss_args=(...)`` beside its own arguments, and returns the loss
     (which its hooks see, too); in eval mode it may be called without, and returns its output. A loss inside of the
@@ -168,6 +171,8 @@ def parallelize(
     needs: dict[str, Any] = {
         "optimizer": plan.memory.optimizer if plan and plan.memory else optimizer,
         "memory_limit_bytes": usual if memory_limit_bytes is None else memory_limit_bytes,
+        "strict": strict,
+        "time_limit_seconds": time_limit_seconds,
     }
 
     def read() -> tuple[Captured, Boundary, Any, nn.Module, str]:
@@ -187,8 +192,6 @@ def parallelize(
             prices,
             boundary=boundary,
             parameters=constraints,
-            strict=strict,
-            time_limit_seconds=time_limit_seconds,
             stages=stages,
             notes=captured.notes,
             **needs,

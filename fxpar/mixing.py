@@ -16,7 +16,7 @@ from fxpar.divide import divided, unused_name
 from fxpar.errors import InfeasibleError
 from fxpar.graph import Program
 from fxpar.layout import Layout
-from fxpar.limits import GAP, search_within
+from fxpar.limits import GAP, LEAST_SECONDS, search_within
 from fxpar.pins import pin
 from fxpar.plans import Plan
 from fxpar.space import space
@@ -43,7 +43,7 @@ def plan_mixed(
             limit_bytes,
             optimizer=optimizer,
             pins=pin(some.space, constraints=constraints),
-            time_limit_seconds=max(1.0, end - time.perf_counter()),
+            time_limit_seconds=max(LEAST_SECONDS, end - time.perf_counter()),
             prove=prove,
         )
 

@@ -77,14 +77,15 @@ def search(
 
     Inputs arrive and outputs leave as ``boundary`` says, whole if it is left out. ``optimizer`` names the one that
     will be used; ``memory_limit_bytes`` bounds what a rank holds at once. With ``check_folding`` the program is solved
-    without blocks as well, and the plan says what folding costs: at most, or within a limit that binds as far as found.
+    without blocks as well, and the plan says what folding costs: at most, or within a limit that binds as far as found;
+    that takes up to ``time_limit_seconds`` once more.
     """
     if optimizer not in OPTIMIZERS:
         raise PlanError(f"optimizer={optimizer!r} is not known here, only {', '.join(map(repr, OPTIMIZERS))}")
     limit = math.inf if memory_limit_bytes is None else memory_limit_bytes
     if limit < math.inf and not program.footprints:
         raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
-    stages = stages or Stages()
+    stages, end = stages or Stages(), time.perf_counter() + time_limit_seconds
     with stages.stage("space"):
         program = asked_apart(program, parameters or {})
         open_space = space(program, mesh, boundary)
@@ -119,7 +120,7 @@ def search(
                 limit,
                 optimizer=optimizer,
                 constraints=parameters,
-                time_limit_seconds=time_limit_seconds,
+                time_limit_seconds=end - time.perf_counter(),
             )
         found = replace(fitting, notes=found.notes, stats=found.stats)
     if check_folding:
@@ -128,7 +129,10 @@ def search(
                 loose = unfolded(program)
                 apart = price(space(loose, mesh, boundary), cluster)
                 held = pin(apart.space, constraints=parameters)
-                best = plan_within(apart, limit, optimizer=optimizer, pins=held).objective_seconds
+                fitting = plan_within(
+                    apart, limit, optimizer=optimizer, pins=held, time_limit_seconds=time_limit_seconds
+                )
+                best = fitting.objective_seconds
             else:
                 best = _unfolded_bound_seconds(program, mesh, cluster, boundary, parameters, time_limit_seconds)
         share = 1.0 - best / found.objective_seconds if found.objective_seconds else 0.0

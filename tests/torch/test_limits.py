@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import fxpar
+from fxpar import limits
 from fxpar.errors import InfeasibleError
 from fxpar.plans import Plan
+from fxpar.solver import solve
+from fxpar.solver.problem import Solution
 
 MESHES = ({"dp": 4}, {"tp": 4}, {"dp": 2, "tp": 2})
 
@@ -105,3 +109,19 @@ def test_a_larger_mesh_is_only_named_if_the_batch_divides_over_it() -> None:
             model, {"dp": 2, "fsdp": 2}, example_args=(torch.zeros(2, 64),), cluster="h100", memory_limit_bytes=1e5
         )
     assert "it would fit" not in str(error.value) and "math.inf lifts it" in str(error.value)
+
+
+def test_the_time_limit_is_one_for_all_solutions_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, given = plan((("dp", 2), ("tp", 2))), list[float]()
+
+    def noted(*args: Any, time_limit_seconds: float, **options: Any) -> Solution:
+        given.append(time_limit_seconds)
+        return solve(*args, time_limit_seconds=time_limit_seconds, **options)
+
+    monkeypatch.setattr(limits, "solve", noted)
+    found = fxpar.plan(
+        Stack(), {"dp": 2, "tp": 2}, example_args=(torch.zeros(8, 64),), cluster="h100",
+        memory_limit_bytes=0.6 * peak(free), time_limit_seconds=1e-3,
+    )  # fmt: skip
+    assert peak(found) <= 0.6 * peak(free)
+    assert given and set(given) == {limits.LEAST_SECONDS}
