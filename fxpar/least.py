@@ -29,6 +29,9 @@ from fxpar.space import Space, space
 #: When nothing fits, meshes up to this times as large are tried.
 MAX_GROWTH = 64
 
+#: What seconds weigh where bytes are made least.
+LITTLE = 1e-3
+
 Pins = Mapping[int, set[int]]
 
 
@@ -62,7 +65,11 @@ def passages_of(
 
 def least_memory(priced: Priced, rows: Rows, optimizer: str | None, pins: Pins | None = None) -> tuple[Plan, Memory]:
     """The plan found to need the fewest bytes, and what it needs."""
-    scale = 1e-12  # seconds only decide between equals
+    # Seconds decide between equals, of which there are many: whoever computes on whole tensors may keep none of them.
+    least = [(float(item.bytes[KEPT].min()), float(item.costs.min())) for item in rows.problem.variables
+             if item.bytes is not None]  # fmt: skip
+    kept_bytes, seconds = (sum(column) for column in zip(*least, strict=True))
+    scale = LITTLE * kept_bytes / seconds if seconds else 0.0
 
     def weighed(variable: Variable) -> Variable:
         assert variable.bytes is not None
@@ -76,12 +83,23 @@ def least_memory(priced: Priced, rows: Rows, optimizer: str | None, pins: Pins |
     problem = CostTable(
         tuple(map(weighed, rows.problem.variables)), tuple(light(factor) for factor in rows.problem.factors)
     )
-    found = [_lightest(priced, rows, problem, optimizer, allowed) for allowed in ever_smaller(priced, pins)]
+    found: list[tuple[Plan, Memory]] = []
+    choice: tuple[int, ...] | None = None
+    for allowed in ever_smaller(priced, pins):
+        if choice is None or not keeps(allowed, choice):
+            choice = solve(problem, pins=allowed).choice
+            found.append(_planned(priced, rows, problem, choice, optimizer))
     return min(found, key=lambda pair: pair[1].peak_bytes)
 
 
-def _lightest(priced: Priced, rows: Rows, problem: CostTable, optimizer: str | None, pins: Pins) -> tuple[Plan, Memory]:
-    choice = solve(problem, pins=pins).choice
+def keeps(allowed: Pins, choice: Sequence[int]) -> bool:
+    """Whether ``choice`` is among what is allowed."""
+    return all(index in allowed.get(slot, {index}) for slot, index in enumerate(choice))
+
+
+def _planned(
+    priced: Priced, rows: Rows, problem: CostTable, choice: Sequence[int], optimizer: str | None
+) -> tuple[Plan, Memory]:
     trees: list[Sequence[tuple[int, int]] | None] = []
     for factor in problem.factors:
         root, targets = factor.ends([choice[variable] for variable in factor.variables])

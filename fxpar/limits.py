@@ -17,7 +17,7 @@ from fxpar.cost.memory import memory
 from fxpar.cost.price import Priced
 from fxpar.cost.rows import Rows, memory_rows
 from fxpar.errors import InfeasibleError, SolverError
-from fxpar.least import Pins, ever_smaller, passages_of, why_nothing_fits
+from fxpar.least import Pins, ever_smaller, keeps, passages_of, why_nothing_fits
 from fxpar.plans import Plan
 from fxpar.solver import solve
 
@@ -65,7 +65,7 @@ def search_within(
     dual_bound = 0.0
     bounds: list[float] = []  # the first is one of all plans; further searches leave some out
     for allowed in ever_smaller(priced, pins):
-        if taken is not None and all(choice in allowed.get(slot, {choice}) for slot, choice in enumerate(taken)):
+        if taken is not None and keeps(allowed, taken):
             continue  # the best so far is the best of these, too
         found = _plan_with(priced, rows, limit_bytes, optimizer, allowed, end, prove, bounds)
         if best is not None and (found is None or found[0].objective_seconds >= best.objective_seconds):

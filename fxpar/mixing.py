@@ -21,6 +21,9 @@ from fxpar.pins import pin
 from fxpar.plans import Plan
 from fxpar.space import space
 
+#: The part of a step that a further kind has to gain.
+WORTHWHILE = GAP / 4
+
 
 def plan_mixed(
     priced: Priced,
@@ -62,7 +65,7 @@ def plan_mixed(
             except InfeasibleError:  # the search for what fits is no proof: folded, something did
                 continue
             bounds.append(found.bound_seconds)
-            if found.objective_seconds < best.objective_seconds * (1 - GAP):
+            if found.objective_seconds < best.objective_seconds * (1 - WORTHWHILE):
                 best, program, improved = found, apart, True
                 reachable_seconds = max(reachable_seconds, dual_bound)
             if _is_near(best, reachable_seconds) or time.perf_counter() > end:

@@ -137,7 +137,8 @@ def _styles_text(styles: Sequence[str]) -> str:
 def _times(plan: Plan) -> list[str]:
     lines = [f"step {seconds_text(plan.objective_seconds)}, without any split {seconds_text(plan.whole_seconds)}"]
     if plan.folding_gap is not None:
-        lines.append(f"instances of a block split differently would save at most {100 * plan.folding_gap:.2g} %")
+        known = "at most" if plan.status in ("optimal", "time limit") else "as far as was found"
+        lines.append(f"instances of a block split differently would save {known} {100 * plan.folding_gap:.2g} %")
     if all(state.kind != "S" for layout in plan.parameters.values() for state in layout):
         if plan.split_seconds is None:
             lines.append("nothing is split")

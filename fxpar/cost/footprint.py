@@ -115,7 +115,7 @@ def moved(kind: str, meta: Value, src: Layout, dst: Layout, axis: int, degrees: 
     if kind == "none":
         return True, 0, before
     if kind == "slice":
-        return flat(dst), 0, before if local_layout(dst, degrees)[axis].parts > 1 else after
+        return False, 0, after
     if kind == "pad":
         return False, 0 if flat(src) else after, after
     if kind == "all_gather":

@@ -104,7 +104,7 @@ def _even(kind: str, x: Tensor, src: str, dst: str, where: Where, phase: str, mo
     if kind == "keep":
         return x.view_as(x) if where.rank == 0 else torch.zeros_like(x)
     if kind == "slice":
-        return split(x, dst, where.degree)[where.rank].contiguous()
+        return own_piece(x, dst, where.degree, where.rank)
     if kind == "pad":
         pieces = x.new_zeros((where.degree, *x.shape))
         pieces[where.rank] = x
@@ -149,6 +149,17 @@ def split(x: Tensor, state: str, degree: int) -> Tensor:
     size = x.shape[dim] // (parts * degree)
     pieces = x.reshape(*x.shape[:dim], parts, degree, size, *x.shape[dim + 1 :]).movedim(dim + 1, 0)
     return pieces.flatten(dim + 1, dim + 2)
+
+
+def own_piece(x: Tensor, state: str, degree: int, rank: int) -> Tensor:
+    """A copy of one rank's piece of the whole ``x`` in an ``S`` state: keeping it does not keep the whole.
+
+    >>> own_piece(torch.arange(8), "S0/2", 2, 1).tolist()
+    [2, 3, 6, 7]
+    """
+    dim, parts = cut(state)
+    pieces = x.unflatten(dim, (parts, degree, x.shape[dim] // (parts * degree)))
+    return pieces.select(dim + 1, rank).clone(memory_format=torch.contiguous_format).flatten(dim, dim + 1)
 
 
 def join(pieces: Tensor, state: str) -> Tensor:

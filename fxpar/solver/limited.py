@@ -315,7 +315,7 @@ class _Search:
         weights = weights / weights.sum() if weights.sum() > 0 else self.active / self.active.sum()
         for alone in (*np.eye(len(weights))[self.active], weights):
             held = replace_costs(self.problem, alone / self.scale)
-            choice, least = minimise(held)
+            _, least = minimise(held)
             allowed = float(alone @ np.where(self.active, self.limits / self.scale, 0.0))
             if least > allowed * (1 + TOLERANCE):
                 row = int(np.argmax(alone))
@@ -323,7 +323,9 @@ class _Search:
                 if alone[row] != 1:
                     needed = f"{least / allowed:.4g} times as many bytes over all rows"
                 raise InfeasibleError(f"nothing fits into {_texts(self.limits)}: at least {needed} are needed")
-            self.add(outcome(self.problem, choice, 1e6 * self.box * alone / self.scale))
+            # Many choices hold as little: of those, or nearly so, a fast one.
+            steep = MORE * self.box * alone / self.scale
+            self.add(outcome(self.problem, minimise(at_prices(self.problem, steep))[0], steep))
         self.box *= MORE
 
 
