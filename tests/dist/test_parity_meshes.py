@@ -133,7 +133,8 @@ def per_rank(name: str, axes: tuple[tuple[str, int], ...], inside: bool, plans: 
             with Float64Casts():
                 losses = (ten_steps(model, *own, inside, mesh), ten_steps(whole, args, kwargs, inside))
         where = max(errors, key=errors.__getitem__)
-        found.append(Found(label, errors[where], where, difference(ran, applied_plan(model)), losses))
+        unplanned = difference(ran, applied_plan(model), mesh.get_rank())
+        found.append(Found(label, errors[where], where, unplanned, losses))
     return found
 
 
@@ -148,10 +149,15 @@ def refuse(*_: Any) -> Any:
     raise AssertionError("the same call was captured again")
 
 
-def difference(ran: list[Collective], plan: Plan) -> dict[Collective, int]:
-    """How often each collective ran beyond what was planned (negative: less often)."""
-    counts = Counter(ran)
-    counts.subtract({replace(item, count=1): item.count for item in plan.collectives})
+def difference(ran: list[Collective], plan: Plan, rank: int) -> dict[Collective, int]:
+    """How often each collective ran beyond what was planned (negative: less often).
+
+    Bytes are planned for the largest pieces, which the first rank has: where pieces are uneven, others may send less.
+    """
+    counts: Counter[Collective] = Counter()
+    for item, sign in [*((item, 1) for item in ran), *((item, -1) for item in plan.collectives)]:
+        size = 0 if rank else item.wire_bytes
+        counts[replace(item, count=1, wire_bytes=size)] += sign * item.count
     return {item: count for item, count in counts.items() if count}
 
 
