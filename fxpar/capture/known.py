@@ -16,7 +16,7 @@ import torch
 from fxpar.capture.recorder import Fakes
 
 #: Known values are computed up to this many elements.
-MOST_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 22
 
 
 class Known:

@@ -106,7 +106,7 @@ def test_short_sequences_do_not(cluster: str) -> None:
     assert not in_block(plan, "all_to_all")
 
 
-@pytest.mark.parametrize(("length", "found"), [(65536, True), (512, False)])
+@pytest.mark.parametrize(("length", "found"), [(131072, True), (65536, True), (512, False)])
 def test_so_it_is_with_llama(length: int, found: bool) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -57,6 +57,27 @@ def test_llama_with_grouped_queries() -> None:
     assert attention.kwarg("is_causal") is True and attention.kwarg("attn_mask") is None
 
 
+@pytest.mark.parametrize(("batch", "length"), [(2, 64), (32, 4096), (1, 131072)])
+def test_nobody_builds_a_mask_for_plain_causal_attention(batch: int, length: int) -> None:
+    """transformers looks whether positions start again in the middle: those of a whole batch are many numbers."""
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                hidden_size=32,
+                intermediate_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                vocab_size=32,
+                max_position_embeddings=length,
+                use_cache=False,
+            )
+        )
+        captured = capture(model, (torch.zeros(batch, length, dtype=torch.int64),))
+    (block,) = captured.program.blocks.values()
+    (attention,) = (node for node in block.nodes if "attention" in node.op)
+    assert len(attention.operands) == 3 and attention.kwarg("is_causal") is True
+
+
 def test_llama_with_a_padding_mask_and_tied_weights() -> None:
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[1, 5:] = 0
