@@ -82,7 +82,8 @@ class Times:
 
     def cells(self) -> tuple[str, ...]:
         """A cell per stage, and their sum if none failed."""
-        known = [f"{self.seconds[stage]:.2f}" if stage in self.seconds else "failed" for stage in STAGES]
+        known = [f"{self.seconds[stage]:.2f}" for stage in STAGES if stage in self.seconds]
+        known += ["failed", *[""] * len(STAGES)][: len(STAGES) - len(known)]
         return (*known, "" if self.failure else f"{sum(self.seconds.values()):.2f}")
 
 
@@ -188,7 +189,7 @@ def ours(model: ZooModel, mesh: Mesh, devices: DeviceMesh) -> Times:
         captured.program, mesh, cluster, boundary=boundary, memory_limit_bytes=cluster.memory_bytes, stages=stages
     )
     with stages.stage("apply"):
-        bind(captured, plan, place_of(devices, mesh), skeleton(model.model))
+        bind(captured.divided(plan.instances), plan, place_of(devices, mesh), skeleton(model.model))
     times.seconds = {name: sum(stages.seconds.get(part, 0.0) for part in parts) for name, parts in OURS.items()}
     return times
 
