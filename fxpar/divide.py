@@ -63,6 +63,8 @@ def unused_name(wanted: str, taken: Mapping[str, object]) -> str:
 
 def asked_apart(program: Program, wishes: Mapping[str, Hashable]) -> Program:
     """``program`` with instances of a block in kinds of their own where ``wishes``, by glob, ask for other things."""
+    if not wishes:
+        return program
     globs = {glob: wish for glob, wish in wishes.items() if _GLOB & set(glob)}
     kinds: dict[str, str] = {}
     taken: dict[str, object] = dict(program.blocks)

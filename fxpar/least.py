@@ -127,7 +127,7 @@ def why_nothing_fits(priced: Priced, rows: Rows, limit_bytes: float, optimizer: 
             f"it would fit ({_gib(recomputed)}) if every block were recomputed in backward: wrap them in "
             "torch.utils.checkpoint.checkpoint"
         )
-    larger = None if pins else _larger_mesh(program, priced, limit_bytes, optimizer)
+    larger = None if pins else _larger_mesh(program, priced, limit_bytes, optimizer, needed)
     if larger is not None:
         lines.append(f"it would fit ({_gib(larger[1])}) on {dict(larger[0].axes)}, with the same batch in all")
     if len(lines) == 2:
@@ -137,24 +137,25 @@ def why_nothing_fits(priced: Priced, rows: Rows, limit_bytes: float, optimizer: 
 
 
 def _larger_mesh(
-    program: Program, priced: Priced, limit_bytes: float, optimizer: str | None
+    program: Program, priced: Priced, limit_bytes: float, optimizer: str | None, needed: Memory
 ) -> tuple[Mesh, int] | None:
     """The smallest mesh that is large enough, with one axis some power of two times as long; what it needs there."""
     axes = priced.space.mesh.axes
     times = 2
     while times <= MAX_GROWTH:
-        for at in range(len(axes)):
+        # n times the devices need an n-th each, at best.
+        for at in range(len(axes)) if needed.peak_bytes <= times * limit_bytes else ():
             grown = Mesh(tuple((name, n * times if axis == at else n) for axis, (name, n) in enumerate(axes)))
             border = _boundary_on(grown, priced.space)
             if border is None:
                 continue
             try:
                 larger = price(space(program, grown, border), priced.cluster)
-                _, needed = least_memory(larger, memory_rows(larger, optimizer), optimizer)
+                _, there = least_memory(larger, memory_rows(larger, optimizer), optimizer)
             except (InfeasibleError, SolverError):
                 continue
-            if needed.peak_bytes <= limit_bytes:
-                return grown, needed.peak_bytes
+            if there.peak_bytes <= limit_bytes:
+                return grown, there.peak_bytes
         times *= 2
     return None
 

@@ -40,11 +40,16 @@ class Stack(nn.Module):
 
 
 @functools.cache
-def plan(axes: tuple[tuple[str, int], ...], limit_bytes: int | None = None, rows: int = 8) -> Plan:
+def plan(axes: tuple[tuple[str, int], ...], limit_bytes: int | None = None, rows: int = 8, held: str = "") -> Plan:
     with torch.device("meta"):
         model = Stack()
     return fxpar.plan(
-        model, dict(axes), example_args=(torch.zeros(rows, 64),), cluster="h100", memory_limit_bytes=limit_bytes
+        model,
+        dict(axes),
+        example_args=(torch.zeros(rows, 64),),
+        cluster="h100",
+        memory_limit_bytes=limit_bytes,
+        constraints={"*.weight": held} if held else None,
     )
 
 
@@ -73,12 +78,14 @@ def test_a_limit_that_does_not_bind_changes_nothing() -> None:
 
 
 def test_under_a_limit_gathered_parameters_are_made_again_in_backward() -> None:
-    """With a large batch every weight is gathered at use (FSDP); kept for backward, they would be all there at once."""
+    """Under FSDP every weight is gathered at use; kept for backward, they would be all there at once."""
     free = plan((("dp", 4),), rows=4096)
     weights = [layout for name, layout in free.parameters.items() if name.endswith(("up.weight", "down.weight"))]
     assert {layout[0].kind for layout in weights} == {"S"}
     assert not any(graph.again for graph in free.graphs.values())
-    tight = plan((("dp", 4),), int(0.9 * peak(free)), rows=4096)
+    held = plan((("dp", 4),), held="S0@dp")
+    assert not any(graph.again for graph in held.graphs.values())
+    tight = plan((("dp", 4),), int(0.8 * peak(held)), held="S0@dp")
     assert any(graph.again for graph in tight.graphs.values())
     again = [item for item in tight.collectives if item.kind == "all_gather" and item.phase == "backward"]
     assert again and not [item for item in free.collectives if item.kind == "all_gather" and item.phase == "backward"]
