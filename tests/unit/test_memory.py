@@ -72,7 +72,7 @@ def test_without_keeping_nothing_is_left_for_backward() -> None:
     ("kind", "src", "dst", "view", "scratch", "size"),
     [
         ("none", I, R, True, 0, 512),
-        ("slice", I, S(0), True, 0, 128),
+        ("slice", I, S(0), False, 0, 128),
         ("slice", I, S(1), False, 0, 128),
         ("all_gather", S(0), I, False, 0, 512),
         ("all_gather", S(1), I, False, 512, 512),
