@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fxpar.cluster import Cluster, Link
+from fxpar.cluster import Cluster
 from fxpar.cost.arcs import arc_matrix
 from fxpar.cost.compute import node_seconds, optimizer_seconds
 from fxpar.cost.trees import Arcs, Tree, cheapest_tree, tree_table
@@ -76,10 +76,8 @@ class FlowPrice:
 
 def price(space: Space, cluster: Cluster) -> Priced:
     """Price every choice and every conversion of ``space`` on ``cluster``."""
-    links = cluster.axis_links(space.mesh)
     variables = tuple(Variable(slot.name, _slot_costs(space, slot, cluster)) for slot in space.slots)
-    cache: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs]] = {}
-    trees = tuple(_flow_price(space, flow, cluster, links, cache) for flow in space.flows)
+    trees = tuple(map(_FlowPrices(space, cluster).of, space.flows))
     return Priced(space, cluster, CostTable(variables, tuple(_factor(tree) for tree in trees)), trees)
 
 
@@ -142,42 +140,53 @@ def _product(ways: Ways, parts: list[list[float]]) -> np.ndarray:
     return found
 
 
-def _flow_price(
-    space: Space,
-    flow: Flow,
-    cluster: Cluster,
-    links: Sequence[Link],
-    cache: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs]],
-) -> FlowPrice:
-    made = _sided(space.slots[flow.producer.slot].ways, "outputs", flow.producer.position, flow.meta.grad)
-    read = [
-        (use.slot, _sided(space.slots[use.slot].ways, "inputs", use.position, flow.meta.grad)) for use in flow.consumers
-    ]
-    at_rest = space.slots[flow.producer.slot].kind == "parameter"
-    named = tuple(dict.fromkeys(layout for side in (made, *(side for _, side in read)) for layout in side.layouts))
-    between = tuple(
-        tuple(dict.fromkeys([I, *([R] if flow.meta.grad else []), *made.alone[axis],
-                             *(state for _, side in read for state in side.alone[axis])]))
-        for axis in range(len(space.mesh.axes))
-    )  # fmt: skip
-    key = (flow.meta, frozenset(named), tuple(map(frozenset, between)), at_rest)
-    if key not in cache:
-        through = (layouts_at_rest if at_rest else layouts_of)(between, flow.meta.shape, space.mesh.degrees)
-        layouts = tuple(sorted({*named, *through}))
-        cache[key] = layouts, Arcs.of(arc_matrix(layouts, flow.meta, space.mesh, links, cluster))
-    layouts, arcs = cache[key]
-    number = {layout: index for index, layout in enumerate(layouts)}
-    reads: dict[int, list[np.ndarray]] = {}
-    for slot, side in read:
-        reads.setdefault(slot, []).append(side.numbers(number))
-    return FlowPrice(
-        weight=flow.weight,
-        layouts=layouts,
-        arcs=arcs,
-        producer=flow.producer.slot,
-        roots=made.numbers(number),
-        reads={slot: np.array(columns).T for slot, columns in reads.items()},
-    )
+class _FlowPrices:
+    """Prices flows, of which many are alike: equal tensors between operations with equal ways (:func:`_sided`)."""
+
+    def __init__(self, space: Space, cluster: Cluster) -> None:
+        self.space, self.cluster, self.links = space, cluster, cluster.axis_links(space.mesh)
+        self.arcs: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs]] = {}
+        self.known: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs, list[np.ndarray]]] = {}
+
+    def of(self, flow: Flow) -> FlowPrice:
+        slots, grad = self.space.slots, flow.meta.grad
+        at_rest = slots[flow.producer.slot].kind == "parameter"
+        sides = [_sided(slots[flow.producer.slot].ways, "outputs", flow.producer.position, grad)]
+        sides += [_sided(slots[use.slot].ways, "inputs", use.position, grad) for use in flow.consumers]
+        key = (flow.meta, at_rest, *sides)  # sides are told apart by identity
+        if key not in self.known:
+            layouts, arcs = self._between(sides, flow.meta, at_rest)
+            number = {layout: index for index, layout in enumerate(layouts)}
+            self.known[key] = layouts, arcs, [side.numbers(number) for side in sides]
+        layouts, arcs, (roots, *columns) = self.known[key]
+        reads: dict[int, list[np.ndarray]] = {}
+        for use, column in zip(flow.consumers, columns, strict=True):
+            reads.setdefault(use.slot, []).append(column)
+        return FlowPrice(
+            weight=flow.weight,
+            layouts=layouts,
+            arcs=arcs,
+            producer=flow.producer.slot,
+            roots=roots,
+            reads={slot: np.array(own).T for slot, own in reads.items()},
+        )
+
+    def _between(self, sides: Sequence[_Sided], meta: Value, at_rest: bool) -> tuple[tuple[Layout, ...], Arcs]:
+        """The layouts that sides name or that lie between them, and the conversions between these."""
+        named = frozenset(layout for side in sides for layout in side.layouts)
+        between = tuple(
+            frozenset([I, *([R] if meta.grad else []), *(state for side in sides for state in side.alone[axis])])
+            for axis in range(len(self.space.mesh.axes))
+        )
+        key = (meta, named, between, at_rest)
+        if key not in self.arcs:
+            degrees = self.space.mesh.degrees
+            ordered = tuple(tuple(sorted(states)) for states in between)
+            through = (layouts_at_rest if at_rest else layouts_of)(ordered, meta.shape, degrees)
+            layouts = tuple(sorted({*named, *through}))
+            matrix = arc_matrix(layouts, meta, self.space.mesh, self.links, self.cluster)
+            self.arcs[key] = layouts, Arcs.of(matrix)
+        return self.arcs[key]
 
 
 @dataclass(frozen=True, eq=False)
