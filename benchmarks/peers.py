@@ -189,7 +189,7 @@ def ours(model: ZooModel, mesh: Mesh, devices: DeviceMesh) -> Times:
         captured.program, mesh, cluster, boundary=boundary, memory_limit_bytes=cluster.memory_bytes, stages=stages
     )
     with stages.stage("apply"):
-        bind(captured.divided(plan.instances), plan, place_of(devices, mesh), skeleton(model.model))
+        bind(captured.divided(plan.calls), plan, place_of(devices, mesh), skeleton(model.model))
     times.seconds = {name: sum(stages.seconds.get(part, 0.0) for part in parts) for name, parts in OURS.items()}
     return times
 

@@ -205,7 +205,7 @@ def parallelize(
     place = place_of(mesh, axes)
 
     def ready() -> Variant:
-        planned = captured.divided(chosen.instances)
+        planned = captured.divided(chosen.calls)
         check_plan(chosen, axes, planned, boundary)
         found = bind(planned, chosen, place, bare)
         check_parameters(model, chosen.parameters)
@@ -256,9 +256,7 @@ def another_variant(
         return search(captured.program, first.mesh, prices, boundary=boundary, parameters=held, **needs).to_json()
 
     found = Plan.from_json(broadcast_from_first(decide, mesh, f"planning for {what}"))
-    return all_succeed(
-        lambda: bind(captured.divided(found.instances), found, place, bare), mesh, f"rewriting for {what}"
-    )
+    return all_succeed(lambda: bind(captured.divided(found.calls), found, place, bare), mesh, f"rewriting for {what}")
 
 
 def captured_model(

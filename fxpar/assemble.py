@@ -54,8 +54,7 @@ def assemble(
         cluster=priced.cluster.name,
         program=space.program.digest(),
         graphs=plans,
-        instances={node.module: node.op.removeprefix("block:") for node in space.program.top.nodes
-                   if node.op.startswith("block:")},
+        calls=space.program.calls,
         parameters=_parameters(space, joints),
         collectives=collectives(space.program, space.mesh, plans),
         objective_seconds=objective,

@@ -282,6 +282,13 @@ class Program:
         """Every graph by name, ``"top"`` first."""
         return {"top": self.top, **self.blocks}
 
+    @property
+    def calls(self) -> tuple[tuple[str, str], ...]:
+        """The module path and the block of every call of a block, in order."""
+        return tuple(
+            (node.module, node.op.removeprefix("block:")) for node in self.top.nodes if node.op.startswith("block:")
+        )
+
     def instances(self, block: str) -> tuple[str, ...]:
         """The module paths that are called as ``block``, in call order, repeated if called again."""
         return tuple(node.module for node in self.top.nodes if node.op == f"block:{block}")

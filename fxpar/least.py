@@ -108,8 +108,9 @@ def _planned(
     return plan, memory(priced.space.program, plan, optimizer)
 
 
-def why_nothing_fits(priced: Priced, rows: Rows, limit_bytes: float, optimizer: str | None, pins: Pins | None) -> str:
+def why_nothing_fits(priced: Priced, limit_bytes: float, optimizer: str | None, pins: Pins | None) -> str:
     """Why no plan fits, and what would."""
+    rows = memory_rows(priced, optimizer)
     plan, needed = least_memory(priced, rows, optimizer, pins)
     program, mesh = priced.space.program, priced.space.mesh
     most = "; ".join(f"{place or 'the model'} {_gib(size)}" for place, size in needed.largest[:4])

@@ -8,7 +8,8 @@ had left something out, it is added to them and the search goes on.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +32,15 @@ GAP, PROVEN_TO = 1e-3, 1e-9
 LEAST_SECONDS = 1.0
 
 
+@dataclass(frozen=True)
+class Within:
+    """A plan that fits, the choice that it was made of, and the seconds that mixtures of such plans come near to."""
+
+    plan: Plan
+    choice: tuple[int, ...]
+    dual_bound_seconds: float
+
+
 def plan_within(
     priced: Priced,
     limit_bytes: float,
@@ -43,7 +53,10 @@ def plan_within(
 
     Raises :class:`InfeasibleError` with the least that is needed, what needs it, and what would make it fit.
     """
-    return search_within(priced, limit_bytes, optimizer=optimizer, pins=pins, time_limit_seconds=time_limit_seconds)[0]
+    found = search_within(priced, limit_bytes, optimizer=optimizer, pins=pins, time_limit_seconds=time_limit_seconds)
+    if found is None:
+        raise InfeasibleError(why_nothing_fits(priced, limit_bytes, optimizer, pins))
+    return found.plan
 
 
 def search_within(
@@ -54,32 +67,37 @@ def search_within(
     pins: Pins | None = None,
     time_limit_seconds: float = 60.0,
     prove: bool = True,
-) -> tuple[Plan, float]:
-    """What :func:`plan_within` gives, and the seconds that mixtures of such plans come near to.
+    start: Sequence[int] | None = None,
+) -> Within | None:
+    """The fastest plan found that fits; ``None`` if none was. ``start`` is a choice to begin with.
 
     Without ``prove`` the integer program is left out, which takes most of the time and finds little more. At the time
     limit the search takes what it has, and a second more for each solution that it still needs.
     """
     end = time.perf_counter() + time_limit_seconds
-    rows, best, taken = memory_rows(priced, optimizer), None, None
-    dual_bound = 0.0
-    bounds: list[float] = []  # the first is one of all plans; further searches leave some out
-    for allowed in ever_smaller(priced, pins):
-        if taken is not None and keeps(allowed, taken):
+    rows, best = memory_rows(priced, optimizer), None
+    lower = 0.0  # of all plans: further searches leave some out
+    for number, allowed in enumerate(ever_smaller(priced, pins)):
+        if best is not None and keeps(allowed, best.choice):
             continue  # the best so far is the best of these, too
-        found = _plan_with(priced, rows, limit_bytes, optimizer, allowed, end, prove, bounds)
-        if best is not None and (found is None or found[0].objective_seconds >= best.objective_seconds):
+        found, bound = _plan_with(priced, rows, limit_bytes, optimizer, allowed, end, prove, start)
+        lower = bound if number == 0 else lower
+        if best is not None and (found is None or found.plan.objective_seconds >= best.plan.objective_seconds):
             break
-        if found and time.perf_counter() > end:
-            best, taken, dual_bound = found
+        best = found or best
+        if best is not None and time.perf_counter() > end:
             break
-        best, taken, dual_bound = found or (best, taken, dual_bound)
     if best is None:
-        raise InfeasibleError(why_nothing_fits(priced, rows, limit_bytes, optimizer, pins))
-    bound = min(bounds[0], best.objective_seconds)
-    gap = (best.objective_seconds - bound) / best.objective_seconds if best.objective_seconds else 0.0
+        return None
+    return replace(best, plan=bounded(best.plan, lower))
+
+
+def bounded(plan: Plan, lower_seconds: float) -> Plan:
+    """``plan`` with a lower bound of all plans, and the gap and status that follow."""
+    bound = min(lower_seconds, plan.objective_seconds)
+    gap = (plan.objective_seconds - bound) / plan.objective_seconds if plan.objective_seconds else 0.0
     status = "optimal" if gap <= PROVEN_TO else "within gap" if gap <= GAP else "feasible"
-    return replace(best, bound_seconds=bound, gap=gap, status=status), dual_bound
+    return replace(plan, bound_seconds=bound, gap=gap, status=status)
 
 
 def _plan_with(
@@ -90,15 +108,15 @@ def _plan_with(
     pins: Pins,
     end: float,
     prove: bool,
-    bounds: list[float],
-) -> tuple[Plan, tuple[int, ...], float] | None:
-    """The fastest plan that fits and takes only choices in ``pins``, its choices, and the dual bound of its search."""
-    program = priced.space.program
+    start: Sequence[int] | None,
+) -> tuple[Within | None, float]:
+    """The fastest plan that fits and takes only choices in ``pins``, and a lower bound of all such plans."""
+    program, lower = priced.space.program, 0.0
     left_out = np.full(2, float(sum(program.unused.values())))
     for _ in range(MAX_ROUNDS):
         limits = limit_bytes - left_out
         if (limits <= 0).any():
-            return None
+            break
         try:
             solution = solve(
                 rows.problem,
@@ -106,10 +124,11 @@ def _plan_with(
                 limits_bytes=limits.tolist(),
                 time_limit_seconds=max(LEAST_SECONDS, end - time.perf_counter()),
                 prove=prove,
+                start=start,
             )
         except (InfeasibleError, SolverError):  # there is none, or none that the solver can find
-            return None
-        bounds.append(solution.bound)
+            break
+        lower = lower or solution.bound  # that of the first: the others are of smaller limits
         plan = assemble(
             priced,
             solution.choice,
@@ -121,7 +140,7 @@ def _plan_with(
         )
         needed = memory(program, plan, optimizer)
         if needed.peak_bytes <= limit_bytes:
-            return replace(plan, memory=needed), solution.choice, solution.dual_bound
+            return Within(replace(plan, memory=needed), solution.choice, solution.dual_bound), lower
         walked = np.array([max(needed.phases["forward"], needed.phases["backward"]), needed.phases["optimizer"]])
         left_out = np.maximum(left_out, walked - np.array(solution.bytes))
-    return None
+    return None, lower

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from fxpar.dims import Followed, batch, sequence, stream_of
 from fxpar.graph import Graph, Node, Program
@@ -66,7 +67,8 @@ def parts_of(program: Program, mesh: Mesh, plans: Mapping[str, GraphPlan]) -> tu
     patterns = {name: pattern_of(program.instances(name)) for name in program.blocks}
     for name, graph in program.graphs().items():
         own = patterns.get(name, "")
-        if own and list(patterns.values()).count(own) > 1:
+        others = [path for path, block in program.calls if block != name]
+        if any(fnmatchcase(path, glob) for path in others for glob in own.split(", ")):
             own = spans_of(program.instances(name))
         groups: dict[str, list[_Product]] = {}
         for product in _products(graph):

@@ -91,14 +91,14 @@ def modules_of(space: Space) -> dict[str, list[Place]]:
         for path in paths:
             places = _readings(space, name, graph, path)
             for instance in dict.fromkeys(instances):
-                found[f"{instance}.{path}" if instance else path] = places
+                found.setdefault(f"{instance}.{path}" if instance else path, []).extend(places)
         for instance in dict.fromkeys(instances if name != "top" else ()):
             own = [number for (block, _), number in space.output_slots.items() if block == name]
-            found[instance] = [
+            found.setdefault(instance, []).extend(
                 Place(number, "outputs", 0, f"output {space.slots[number].index} of {instance}",
                       graph.values[graph.outputs[space.slots[number].index].value].shape)
                 for number in own
-            ]  # fmt: skip
+            )  # fmt: skip
     return {path: places for path, places in found.items() if places}
 
 

@@ -19,7 +19,7 @@ from fxpar.layout import Layout, Mesh, State, parse_state
 from fxpar.rules.strategy import Strategy
 
 SCHEMA = "fxpar.plan"
-VERSION = 1
+VERSION = 2
 
 Arc = tuple[Layout, Layout]
 
@@ -143,15 +143,17 @@ class Plan:
     nobody searched. ``whole_seconds`` is the step without any split; ``split_seconds`` is the best step in which
     some parameter is split (``None`` if none can be). ``boundary`` says in which layouts inputs arrive and outputs
     leave, also of calls that are planned later. ``memory`` is what a step takes on each device, if it is known.
-    ``parts`` says in words what is done where. ``folding_gap`` is the share of the step that could be saved at most if
-    every instance of a block were split in its own way (``None``: nobody has looked).
+    ``parts`` says in words what is done where. ``calls`` has the module path and the graph of every call of a block, in
+    order: equal blocks may be of several kinds, each with a graph's plan of its own. ``folding_gap`` is the share of
+    the step that could be saved if every instance of a block were split in its own way, at most, or within a memory
+    limit that binds at least (``None``: nobody has looked).
     """
 
     mesh: Mesh
     cluster: str
     program: str
     graphs: dict[str, GraphPlan]
-    instances: dict[str, str]
+    calls: tuple[tuple[str, str], ...]
     parameters: dict[str, Layout]
     collectives: tuple[Collective, ...] = ()
     objective_seconds: float = 0.0
@@ -173,9 +175,14 @@ class Plan:
     folding_gap: float | None = None
 
     @property
+    def instances(self) -> dict[str, str]:
+        """The graph of every module that is called as a block, by path (of the last call, if it is several)."""
+        return dict(self.calls)
+
+    @property
     def digest(self) -> str:
         """A hash of what will be run: the mesh, the program and every choice; not of prices or timings."""
-        core = [_mesh_out(self.mesh), self.program, _graphs_out(self.graphs), _layouts_out(self.parameters)]
+        core = [_mesh_out(self.mesh), self.program, _graphs_out(self.graphs), _layouts_out(self.parameters), self.calls]
         core += [] if self.boundary == BoundaryRule() else [_rule_out(self.boundary)]
         return hashlib.sha256(json.dumps(core).encode()).hexdigest()[:16]
 
@@ -213,7 +220,7 @@ class Plan:
                 "cluster": self.cluster,
                 "program": self.program,
                 "graphs": _graphs_out(self.graphs),
-                "instances": self.instances,
+                "calls": self.calls,
                 "parameters": _layouts_out(self.parameters),
                 "collectives": [[c.module, c.phase, c.kind, c.axis, c.wire_bytes, c.count] for c in self.collectives],
                 "objective_seconds": self.objective_seconds,
@@ -259,11 +266,12 @@ class Plan:
 
 
 def _plan_in(data: dict[str, Any]) -> Plan:
-    plain = ["cluster", "program", "instances", "objective_seconds", "bound_seconds", "gap", "status"]
+    plain = ["cluster", "program", "objective_seconds", "bound_seconds", "gap", "status"]
     plain += ["whole_seconds", "split_seconds", "parameter_bytes", "timings", "stats"]
     return Plan(
         mesh=Mesh(tuple((name, degree) for name, degree in data["mesh"])),
         graphs={name: _graph_in(graph) for name, graph in data["graphs"].items()},
+        calls=tuple((path, name) for path, name in data["calls"]),
         parameters={name: _layout_in(layout) for name, layout in data["parameters"].items()},
         collectives=tuple(Collective(*item) for item in data["collectives"]),
         unsplit=tuple(Unsplit(*item) for item in data["unsplit"]),

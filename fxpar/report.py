@@ -6,6 +6,7 @@ In: a :class:`~fxpar.plans.Plan`. Out: plain text. Nothing is computed that the 
 from __future__ import annotations
 
 import difflib
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -88,11 +89,18 @@ def summary(plan: Plan) -> str:
 def _kinds(plan: Plan) -> list[str]:
     """Which instances are of which kind, where those of one block are of several."""
     kinds: dict[str, list[str]] = {}
-    for path, name in plan.instances.items():
+    for path, name in plan.calls:
         kinds.setdefault(name, []).append(path)
-    several = {name.partition("/")[0] for name in kinds if "/" in name}
-    shown = [f"[{name}] {spans_of(paths)}" for name, paths in kinds.items() if name.partition("/")[0] in several]
+    several = _of_several_kinds(plan)
+    shown = [f"[{name}] {spans_of(paths)}" for name, paths in kinds.items() if name in several]
     return ["", f"not all alike: {'; '.join(shown)}"] if shown else []
+
+
+def _of_several_kinds(plan: Plan) -> set[str]:
+    """The graphs of blocks of which there are several kinds."""
+    names = {name for _, name in plan.calls}
+    several = {name.partition("/")[0] for name in names if "/" in name}
+    return {name for name in names if name.partition("/")[0] in several}
 
 
 def parts_text(plan: Plan) -> list[str]:
@@ -137,7 +145,7 @@ def _styles_text(styles: Sequence[str]) -> str:
 def _times(plan: Plan) -> list[str]:
     lines = [f"step {seconds_text(plan.objective_seconds)}, without any split {seconds_text(plan.whole_seconds)}"]
     if plan.folding_gap is not None:
-        known = "at most" if plan.status in ("optimal", "time limit") else "as far as was found"
+        known = "at most" if plan.status in ("optimal", "time limit") else "at least"
         lines.append(f"instances of a block split differently would save {known} {100 * plan.folding_gap:.2g} %")
     if all(state.kind != "S" for layout in plan.parameters.values() for state in layout):
         if plan.split_seconds is None:
@@ -193,18 +201,23 @@ def explain(plan: Plan, module: str = "") -> str:
         names = sorted({path for choice in plan.choices for path in _paths(plan, choice)})
         near = difflib.get_close_matches(module, names, n=3, cutoff=0.3)
         raise PlanError(f"no operation runs in {module!r}; nearest: {', '.join(near) or 'none'}")
-    rows = []
+    rows, several = [], _of_several_kinds(plan)
     for choice in found:
-        extra = "" if choice.runner_up_seconds is None else f"+{seconds_text(choice.runner_up_seconds)}"
+        second, more = choice.runner_up, choice.runner_up_seconds
+        if second is None or more is None or math.isinf(more):  # what constraints forbid is no runner-up
+            second, extra = "", ""
+        else:
+            extra = f"+{seconds_text(more)}"
+        place = f"[{choice.graph}].{choice.module}" if choice.graph in several else choice.module
         op = choice.op.removeprefix("aten.")
-        rows.append((choice.module, op, choice.strategy, seconds_text(choice.seconds), choice.runner_up or "", extra))
+        rows.append((place.removesuffix("."), op, choice.strategy, seconds_text(choice.seconds), second, extra))
     return "\n".join(table(("module", "operation", "strategy", "seconds", "runner-up", "a step with it"), rows))
 
 
 def _paths(plan: Plan, choice: Choice) -> list[str]:
     if choice.graph == "top":
         return [choice.module]
-    instances = [path for path, block in plan.instances.items() if block == choice.graph]
+    instances = [path for path, block in dict.fromkeys(plan.calls) if block == choice.graph]
     return [f"{path}.{choice.module}" if choice.module else path for path in instances]
 
 

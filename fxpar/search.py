@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +22,9 @@ from fxpar.divide import asked_apart
 from fxpar.errors import PlanError, RuleError
 from fxpar.graph import Program
 from fxpar.layout import Layout, Mesh
-from fxpar.limits import plan_within
+from fxpar.limits import search_within
 from fxpar.mixing import plan_mixed
-from fxpar.pins import pin
+from fxpar.pins import parse_wish, pin
 from fxpar.plans import Plan
 from fxpar.progress import progress
 from fxpar.solver import min_marginals, solve
@@ -77,8 +77,8 @@ def search(
 
     Inputs arrive and outputs leave as ``boundary`` says, whole if it is left out. ``optimizer`` names the one that
     will be used; ``memory_limit_bytes`` bounds what a rank holds at once. With ``check_folding`` the program is solved
-    without blocks as well, and the plan says what folding costs: at most, or within a limit that binds as far as found;
-    that takes up to ``time_limit_seconds`` once more.
+    without blocks as well, and the plan says what folding costs: at most, or within a limit that binds at least; that
+    takes up to ``time_limit_seconds`` once more.
     """
     if optimizer not in OPTIMIZERS:
         raise PlanError(f"optimizer={optimizer!r} is not known here, only {', '.join(map(repr, OPTIMIZERS))}")
@@ -87,7 +87,7 @@ def search(
         raise PlanError("memory_limit_bytes: the program says nothing about memory; capture a model")
     stages, end = stages or Stages(), time.perf_counter() + time_limit_seconds
     with stages.stage("space"):
-        program = asked_apart(program, parameters or {})
+        program = asked_apart(program, _read(parameters or {}, mesh))
         open_space = space(program, mesh, boundary)
     stages.write("space", open_space.text)
     if strict and open_space.unruled:
@@ -125,22 +125,31 @@ def search(
         found = replace(fitting, notes=found.notes, stats=found.stats)
     if check_folding:
         with stages.stage("unfold"):
+            best: float | None
             if binding:
                 loose = unfolded(program)
                 apart = price(space(loose, mesh, boundary), cluster)
                 held = pin(apart.space, constraints=parameters)
-                fitting = plan_within(
+                alone = search_within(
                     apart, limit, optimizer=optimizer, pins=held, time_limit_seconds=time_limit_seconds
                 )
-                best = fitting.objective_seconds
+                best = None if alone is None else alone.plan.objective_seconds
             else:
                 best = _unfolded_bound_seconds(program, mesh, cluster, boundary, parameters, time_limit_seconds)
-        share = 1.0 - best / found.objective_seconds if found.objective_seconds else 0.0
-        found = replace(found, folding_gap=share if share > PROVEN_TO else 0.0)
+        if best is None:
+            found = replace(found, notes=(*found.notes, "no plan that fits was found without folding"))
+        else:
+            share = 1.0 - best / found.objective_seconds if found.objective_seconds else 0.0
+            found = replace(found, folding_gap=share if share > PROVEN_TO else 0.0)
     found = replace(found.with_timings(**stages.seconds), boundary=boundary.rule if boundary else found.boundary)
     stages.write("plan", found.__str__)
     stages.write("explain", found.explain)
     return found
+
+
+def _read(wishes: Mapping[str, str | Layout], mesh: Mesh) -> dict[str, Hashable]:
+    """Wishes that are equal where they ask for the same."""
+    return {glob: parse_wish(wish, mesh).states if isinstance(wish, str) else wish for glob, wish in wishes.items()}
 
 
 def _unfolded_bound_seconds(

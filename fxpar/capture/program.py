@@ -10,7 +10,7 @@ import copy
 import enum
 import gc
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -64,15 +64,11 @@ class Captured:
             return self.constants[name]
         return trees.attribute_at(model, f"{module}.{name}" if module else name)
 
-    def divided(self, kinds: Mapping[str, str]) -> Captured:
-        """The same with blocks of the kinds that a plan names by module path (:func:`fxpar.divide.divided`)."""
-        program, before = divided(self.program, kinds), self.program.top.nodes
-        pairs = {
-            after.op.removeprefix("block:"): node.op.removeprefix("block:")
-            for node, after in zip(before, program.top.nodes, strict=True)
-            if node.op.startswith("block:")
-        }
-        return replace(self, program=program, block_specs={new: self.block_specs[old] for new, old in pairs.items()})
+    def divided(self, calls: Sequence[tuple[str, str]]) -> Captured:
+        """The same with blocks of the kinds that a plan names for every call (:func:`fxpar.divide.divided`)."""
+        program = divided(self.program, calls)
+        pairs = zip(program.calls, self.program.calls, strict=True)
+        return replace(self, program=program, block_specs={new: self.block_specs[old] for (_, new), (_, old) in pairs})
 
 
 def capture(

@@ -194,10 +194,13 @@ def _thin(front: _Front, prices: np.ndarray, grid: np.ndarray) -> _Front:
     """Without points that others beat in everything; of the rest, those that are cheap at the prices."""
     order = np.lexsort(front.costs.T[::-1])
     costs = front.costs[order]
-    beats = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
-    good = np.flatnonzero(np.logical_not(np.triu(beats, 1).any(axis=0)))
-    _, first = np.unique(np.floor(costs[good, 1:] / grid), axis=0, return_index=True)
-    good = good[np.sort(first)]
+    cells = np.floor(costs[:, 1:] / grid)
+    kept: list[int] = []  # no later point is faster; one that was dropped does not drop others
+    for point in range(len(costs)):
+        beaten = (costs[kept, 1:] <= costs[point, 1:]).all(axis=1) | (cells[kept] == cells[point]).all(axis=1)
+        if not beaten.any():
+            kept.append(point)
+    good = np.array(kept, dtype=np.int64)
     if len(good) > MAX_POINTS:
         value = costs[good, 0]
         for row, price in enumerate(prices):

@@ -127,21 +127,28 @@ def measured(problem: CostTable, choice: Sequence[int], trees: Sequence[tuple[tu
 
 
 def solve_limited(
-    problem: CostTable, limits: np.ndarray, minimise: Minimise, *, gap: float, time_limit_seconds: float, prove: bool
+    problem: CostTable,
+    limits: np.ndarray,
+    minimise: Minimise,
+    *,
+    gap: float,
+    time_limit_seconds: float,
+    prove: bool = True,
+    start: tuple[int, ...] | None = None,
 ) -> Limited:
     """The least seconds within ``limits`` (bytes, one per row; infinite ones do not bind).
 
     Stops when the bound is within ``gap`` of the best, or prices cannot raise it any more. Then, to ``prove`` more,
-    comes the integer program.
+    comes the integer program. ``start`` is a choice to mix with what is found.
     Raises :class:`InfeasibleError` if nothing fits, :class:`SolverError` if nothing that fits was found.
     """
-    start = time.perf_counter()
-    search = _Search(problem, limits)
+    begun = time.perf_counter()
+    search = _Search(problem, limits, start)
     search.begin(minimise)
     rounds = 0
     while rounds < MAX_PRICES:
         done = search.best is not None and search.best.seconds - search.bound <= gap * search.best.seconds
-        if done or not search.next_prices() or time.perf_counter() - start > time_limit_seconds:
+        if done or not search.next_prices() or time.perf_counter() - begun > time_limit_seconds:
             break
         rounds += 1
         search.look()
@@ -151,7 +158,7 @@ def solve_limited(
         search.reach(minimise)
     search.mix()
     if search.best is None:
-        search.settle(gap, max(1.0, time_limit_seconds - (time.perf_counter() - start)))
+        search.settle(gap, max(1.0, time_limit_seconds - (time.perf_counter() - begun)))
     if search.best is None:
         raise SolverError(
             f"nothing that fits into {_texts(limits)} was found, nor a proof that nothing does; "
@@ -159,7 +166,7 @@ def solve_limited(
         )
     dual_bound = search.bound
     by, notes = "prices and bounds", [f"{rounds} prices of a byte"]
-    left = time_limit_seconds - (time.perf_counter() - start)
+    left = time_limit_seconds - (time.perf_counter() - begun)
     if prove and search.best.seconds - search.bound > gap * search.best.seconds and left > 0:
         by, more = search.close(gap, left)
         notes += more
@@ -173,8 +180,8 @@ def solve_limited(
 class _Search:
     """Prices (per limit, not per byte), the cuts they gave, the best that fits, and the best bound."""
 
-    def __init__(self, problem: CostTable, limits: np.ndarray) -> None:
-        self.problem, self.limits = problem, limits
+    def __init__(self, problem: CostTable, limits: np.ndarray, start: tuple[int, ...] | None) -> None:
+        self.problem, self.limits, self.start = problem, limits, start
         self.active = np.isfinite(limits)
         self.scale = np.where(self.active & (limits > 0), limits, 1.0)
         self.sweeps = Sweeps(problem)
@@ -246,6 +253,9 @@ class _Search:
         excess = self.sweeps.excess()
         value = {choice: seconds + float(self.bound_prices @ over) for choice, (seconds, over) in self.seen.items()}
         first = sorted(self.seen, key=value.__getitem__)[:2]
+        if self.start is not None:
+            self.add(outcome(self.problem, self.start, per_byte + self.bound * TINY / self.scale))
+            first.append(self.start)
         scopes = [factor.variables for factor in self.problem.factors]
         found: tuple[list[np.ndarray], list[int]] | None = None
         for count in range(1, FEW + 1):

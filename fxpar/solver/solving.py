@@ -38,6 +38,7 @@ def solve(
     limits_bytes: Sequence[float] | None = None,
     gap: float = 1e-3,
     prove: bool = True,
+    start: Sequence[int] | None = None,
 ) -> Solution:
     """The choices of least total cost; ``pins`` restricts variables to some of their choices.
 
@@ -48,7 +49,7 @@ def solve(
 
     ``limits_bytes`` has the most that each row of bytes may come to (infinite for any number). The search then stops
     when the best is proven to be within ``gap`` of the optimum, and goes on to the integer program only if it is not
-    (and if it is to ``prove`` what it can).
+    (and if it is to ``prove`` what it can). ``start`` is a choice, which need not fit, to begin with.
     Raises :class:`InfeasibleError` naming a variable without a possible choice, or the fewest bytes that are needed,
     and :class:`SolverError`.
 
@@ -60,7 +61,7 @@ def solve(
     >>> solve(CostTable((small,), ()), limits_bytes=[4.0]).choice
     (1,)
     """
-    start = time.perf_counter()
+    begun = time.perf_counter()
     if method not in METHODS:
         near = get_close_matches(method, METHODS, n=1)
         raise SolverError(f"there is no method {method!r}; {f'did you mean {near[0]!r}? ' if near else ''}{[*METHODS]}")
@@ -87,7 +88,13 @@ def solve(
         dual_bound = -math.inf
     else:
         found = limited.solve_limited(
-            smaller, limits, _least, gap=gap, time_limit_seconds=time_limit_seconds, prove=prove
+            smaller,
+            limits,
+            _least,
+            gap=gap,
+            time_limit_seconds=time_limit_seconds,
+            prove=prove,
+            start=_within(keep, start),
         )
         choice = tuple(int(choices[at]) for choices, at in zip(keep, found.best.choice, strict=True))
         cost, bound, by, more = found.best.seconds, found.bound, found.by, list(found.notes)
@@ -100,7 +107,7 @@ def solve(
         gap=(cost - bound) / cost if cost > 0 else 0.0,
         status=status,
         method=by,
-        seconds=time.perf_counter() - start,
+        seconds=time.perf_counter() - begun,
         variables=columns,
         constraints=rows,
         log=(*notes, *more),
@@ -108,6 +115,13 @@ def solve(
         trees=trees,
         dual_bound=dual_bound,
     )
+
+
+def _within(keep: Sequence[np.ndarray], choice: Sequence[int] | None) -> tuple[int, ...] | None:
+    """A choice by its places in ``keep``; ``None`` if it is not all there."""
+    if choice is None or not all((own == index).any() for own, index in zip(keep, choice, strict=True)):
+        return None
+    return tuple(int(np.flatnonzero(own == index)[0]) for own, index in zip(keep, choice, strict=True))
 
 
 def _limits(problem: CostTable, limits_bytes: Sequence[float] | None) -> np.ndarray | None:

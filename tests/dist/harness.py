@@ -7,9 +7,11 @@ results in rank order. A failing rank's traceback is raised here; ranks that han
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
+import random
 import sys
 import tempfile
 import time
@@ -69,7 +71,11 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -
     """``fn(*args)`` on ``n`` ranks; ``fn`` is a module-level function, arguments and results can be pickled."""
     if n not in _crews:
         _crews[n] = _Crew(n)
-    _crews[n].send(pickle.dumps((fn, args)))
+    try:
+        _crews[n].send(pickle.dumps((fn, args)))
+    except OSError as error:
+        _crews.pop(n).stop()
+        raise RankFailure(f"a worker died before it was asked to run {fn.__name__}") from error
     results, failures = _collect(_crews[n].workers, time.monotonic() + timeout)
     hung = [rank for rank in range(n) if rank not in results and rank not in failures]
     if hung or failures:
@@ -116,8 +122,12 @@ def _serve(pipe: Connection, path: list[str]) -> None:
             return
         try:
             fn, args = pickle.loads(task)
+            gc.unfreeze()  # whatever an earlier function has left
+            gc.collect()
+            random.seed(0)
             torch.manual_seed(0)
-            torch.set_default_dtype(torch.float32)  # whatever an earlier function has left
+            torch.set_default_dtype(torch.float32)
+            torch.set_grad_enabled(True)
             if not dist.is_initialized():
                 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
             answer = pickle.dumps((True, fn(*args)))

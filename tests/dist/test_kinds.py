@@ -10,7 +10,7 @@ import torch
 from harness import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
-from training import NO_DROPOUT, assert_close, assert_same_gradients, gpt2, ids, mesh_of
+from training import NO_DROPOUT, Block, assert_close, assert_same_gradients, gpt2, ids, mesh_of
 
 import fxpar
 from fxpar.plans import Plan
@@ -71,6 +71,43 @@ def trained(options: dict[str, Any], share: float | None, given: bool) -> dict[s
 def test_a_limit_that_only_some_layers_have_to_yield_to(given: bool) -> None:
     kinds = run_ranks(2, trained, {}, 0.95, given, timeout=300)[0]
     assert len(set(kinds.values())) > 1
+
+
+class Twice(nn.Module):
+    """Equal layers that run on one input, and again on another of another shape: each is called as two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        for layer in self.layers:
+            y = layer(y)
+        return x.square().mean() + y.square().mean()
+
+
+def as_two_blocks(constraints: dict[str, str] | None) -> int:
+    """How many kinds there are; loss and gradients are those of the whole model, also by a plan that was saved."""
+    torch.set_default_dtype(torch.float64)
+    whole, mesh = Twice(), mesh_of()
+    x, y = torch.randn(4, 16), torch.randn(8, 16)
+    options: dict[str, Any] = {"example_args": (x, y), "cluster": "toy"}
+    plan = fxpar.plan(whole, {"tp": 2}, constraints=constraints, **options)
+    whole(x, y).backward()
+    for given in (None, Plan.from_json(plan.to_json())):
+        model = copy.deepcopy(whole)
+        model.zero_grad()
+        fxpar.parallelize(model, mesh, plan=given, constraints=None if given else constraints, **options)
+        model(x, y).backward()
+        assert_same_gradients(model, whole, 1e-9)
+    return len({name for _, name in plan.calls})
+
+
+def test_modules_that_are_called_as_two_blocks() -> None:
+    alike = run_ranks(2, as_two_blocks, None)[0]
+    assert run_ranks(2, as_two_blocks, {"layers.2.up.weight": "S1", "layers.[013].up.weight": "S0"})[0] == alike + 2
 
 
 def test_a_constraint_on_one_layer_only() -> None:

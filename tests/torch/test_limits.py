@@ -88,7 +88,7 @@ def test_under_a_limit_gathered_parameters_are_made_again_in_backward() -> None:
     tight = plan((("dp", 4),), int(0.8 * peak(held)), held="S0@dp")
     assert any(graph.again for graph in tight.graphs.values())
     again = [item for item in tight.collectives if item.kind == "all_gather" and item.phase == "backward"]
-    assert again and not [item for item in free.collectives if item.kind == "all_gather" and item.phase == "backward"]
+    assert again and not [item for item in held.collectives if item.kind == "all_gather" and item.phase == "backward"]
 
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:

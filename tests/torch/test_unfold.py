@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 import fxpar
 from benchmarks.against_layouts import load, mesh_of, priced
@@ -14,7 +16,7 @@ from fxpar.cost.memory import memory
 from fxpar.cost.price import price
 from fxpar.layout import Mesh
 from fxpar.limits import search_within
-from fxpar.mixing import plan_mixed
+from fxpar.mixing import WORTHWHILE, plan_mixed
 from fxpar.plans import Plan
 from fxpar.precision import Float64Casts
 from fxpar.solver import solve
@@ -95,14 +97,32 @@ def test_no_worse_within_a_memory_limit(
     folded, free = (priced(some, mesh_of(mesh), Cluster.load(cluster)) for some in (model, alone))
     peak = memory(model.captured.program, assemble(folded, solve(folded.problem).choice)).peak_bytes
     plan = plan_mixed(folded, share * peak, optimizer="adamw")
-    loose, _ = search_within(free, share * peak, optimizer="adamw", prove=False)
-    assert all(each.memory is not None and each.memory.peak_bytes <= share * peak for each in (plan, loose))
-    assert plan.objective_seconds <= loose.objective_seconds * (1 + MOST)
+    loose = search_within(free, share * peak, optimizer="adamw", prove=False)
+    assert loose is not None
+    assert all(each.memory is not None and each.memory.peak_bytes <= share * peak for each in (plan, loose.plan))
+    assert plan.objective_seconds <= loose.plan.objective_seconds * (1 + MOST)
     assert plan.objective_seconds > solve(folded.problem).cost, "the limit binds"
-    alike, _ = search_within(folded, share * peak, optimizer="adamw", prove=False)
+    alike = search_within(folded, share * peak, optimizer="adamw", prove=False)
     kinds = len(set(plan.instances.values()))
-    assert kinds == 1 or plan.objective_seconds < alike.objective_seconds * (1 - MOST)
+    assert alike is not None
+    assert kinds == 1 or plan.objective_seconds < alike.plan.objective_seconds * (1 - WORTHWHILE)
     assert kinds > 1 or cluster == "toy", "where splitting is dear, only some of the layers should be split"
+
+
+@pytest.mark.parametrize(("blocks", "share"), [(5, 0.6), (8, 0.7), (12, 0.75)])
+def test_deeper_models_are_no_worse_either(blocks: int, share: float) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(
+            *(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(blocks))
+        )
+        x = torch.zeros(64, 64)
+    options = {"example_args": (x,), "cluster": "cpu-gloo"}
+    free = fxpar.plan(model, {"tp": 2}, **options)
+    assert free.memory is not None
+    limit = share * free.memory.peak_bytes
+    tight = fxpar.plan(model, {"tp": 2}, check_folding=True, memory_limit_bytes=limit, **options)
+    assert tight.memory is not None and tight.memory.peak_bytes <= limit
+    assert tight.folding_gap is not None and tight.folding_gap <= MOST
 
 
 def test_a_plan_says_what_folding_costs_when_asked() -> None:
@@ -119,5 +139,5 @@ def test_a_plan_says_what_folding_costs_when_asked() -> None:
     tight = fxpar.plan(model, {"tp": 2}, check_folding=True, memory_limit_bytes=limit, **options)
     assert len(set(tight.instances.values())) == 2, "only one of the layers has to be split"
     assert tight.folding_gap is not None and tight.folding_gap <= MOST
-    assert "instances of a block split differently would save as far as was found 0 %" in str(tight)
+    assert "instances of a block split differently would save at least 0 %" in str(tight)
     assert Plan.from_json(tight.to_json()) == tight

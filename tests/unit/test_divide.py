@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,21 @@ def test_a_module_that_is_called_twice_is_of_one_kind() -> None:
         assert calls[0] == calls[-1] and len(apart.blocks) == 2
 
 
+def test_a_module_that_is_called_as_two_blocks_is_of_kinds_of_each() -> None:
+    """As with two shapes of inputs: the same module is an instance of one block, and then of another."""
+    one = program(2)
+    other = replace(one.blocks["Layer"], name="Layer.2")
+    second = tuple(replace(node, op="block:Layer.2") for node in one.top.nodes)
+    both = Program(replace(one.top, nodes=(*one.top.nodes, *second)), {**one.blocks, "Layer.2": other})
+    assert divided(both, both.calls) is both
+    apart = asked_apart(both, {"layers.1.*": "S0"})
+    assert [name for _, name in apart.calls] == ["Layer", "Layer/2", "Layer.2", "Layer.2/2"]
+    assert divided(both, apart.calls).digest() == apart.digest()
+    (half,) = divisions(both)
+    assert half.calls == apart.calls
+    assert divided(both, both.calls[:-1]) is both
+
+
 def test_a_module_that_is_called_again_and_again_is_not_divided() -> None:
     assert not list(divisions(program(1, twice=True)))
 
@@ -65,9 +81,9 @@ def test_one_division_by_the_names_in_a_plan_repeats_several(picks: list[int], l
     some = program(layers)
     for pick in picks:
         some = next(itertools.islice(divisions(some), pick, None), some)
-    again = divided(program(layers), kinds(some))
+    again = divided(program(layers), some.calls)
     assert again.digest() == some.digest() and kinds(again) == kinds(some)
-    assert divided(some, kinds(some)) is some
+    assert divided(some, some.calls) is some
     assert list(some.blocks) == list(dict.fromkeys(node.op.removeprefix("block:") for node in some.top.nodes))
 
 
@@ -81,4 +97,8 @@ def test_names_that_a_plan_got_wrong_are_made_different() -> None:
     two = program(2)
     calls = (*two.top.nodes, Node("block:Other", (), (), (), module="other"))
     two = Program(Graph("top", (), (), calls, ()), {**two.blocks, "Other": other})
-    assert kinds(divided(two, {"other": "Layer"})) == {"layers.0": "Layer", "layers.1": "Layer", "other": "Layer/2"}
+    assert kinds(divided(two, [*program(2).calls, ("other", "Layer")])) == {
+        "layers.0": "Layer",
+        "layers.1": "Layer",
+        "other": "Layer/2",
+    }

@@ -93,7 +93,7 @@ MEMORY = Memory("adamw", 100, 100, 200, 10, 50, 30, 480, "backward", (("[Block].
 
 
 def test_a_plan_keeps_its_memory_through_json_and_reads_texts_without() -> None:
-    plan = Plan(Mesh.of({"tp": 2}), "toy", "0" * 16, {}, {}, {}, memory=MEMORY)
+    plan = Plan(Mesh.of({"tp": 2}), "toy", "0" * 16, {}, (), {}, memory=MEMORY)
     assert Plan.from_json(plan.to_json()) == plan
     old = json.loads(plan.to_json())
     del old["memory"]
@@ -102,6 +102,6 @@ def test_a_plan_keeps_its_memory_through_json_and_reads_texts_without() -> None:
 
 
 def test_the_summary_says_what_a_device_needs() -> None:
-    plan = Plan(Mesh.of({"tp": 2}), "toy", "0" * 16, {}, {}, {}, memory=MEMORY)
+    plan = Plan(Mesh.of({"tp": 2}), "toy", "0" * 16, {}, (), {}, memory=MEMORY)
     (line,) = [line for line in str(plan).splitlines() if "memory" in line]
     assert "480 B" in line and "backward" in line and "optimizer 200 B" in line

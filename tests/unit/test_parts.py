@@ -10,7 +10,7 @@ MESH = Mesh.of({"dp": 2, "tp": 4})
 
 
 def told(*parts: Part) -> list[str]:
-    plan = Plan(MESH, "toy", "program", {}, {}, {}, parts=parts)
+    plan = Plan(MESH, "toy", "program", {}, (), {}, parts=parts)
     assert Plan.from_json(plan.to_json()) == plan
     assert set(parts_text(plan)) <= set(str(plan).splitlines())
     return parts_text(plan)
