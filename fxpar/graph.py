@@ -90,7 +90,7 @@ class Input:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """One operation.
 
@@ -110,7 +110,7 @@ class Node:
     grad_enabled: bool = True
     autocast: tuple[tuple[str, str, bool], ...] = ()
 
-    @property
+    @cached_property
     def operands(self) -> tuple[int, ...]:
         """The values it reads, in the order in which they stand in ``args`` and then ``kwargs``."""
         found: list[Ref] = []

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from fxpar.errors import LayoutError
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class State:
+class State(NamedTuple):
     """What a tensor is on one mesh axis.
 
     ``kind`` is ``"S"`` (a slice along ``dim``), ``"R"`` (whole, gradients partial), ``"I"`` (whole, gradients whole)

@@ -50,15 +50,16 @@ def arc_matrix(
     local = [local_layout(layout, mesh.degrees) for layout in layouts]
     numbers: dict[State, int] = {}
     codes = np.array([[numbers.setdefault(state, len(numbers)) for state in layout] for layout in layouts])
+    degrees = mesh.degrees
     parts = np.array([[degree / padding(meta.shape, state, degree) if state.kind == "S" else 1.0
-                       for degree in mesh.degrees] for state in numbers])  # fmt: skip
+                       for degree in degrees] for state in numbers])  # fmt: skip
     uneven = bool((parts % 1).any())
-    shares = parts[codes, range(len(mesh.degrees))]
+    shares = parts[codes, range(len(degrees))]
+    places = codes * len(numbers) ** np.arange(len(degrees))
     known: dict[tuple[object, ...], np.ndarray] = {}
-    for axis, (degree, link) in enumerate(zip(mesh.degrees, links, strict=True)):
-        others = np.delete(codes, axis, axis=1)
+    for axis, (degree, link) in enumerate(zip(degrees, links, strict=True)):
         share = np.delete(shares, axis, axis=1).prod(axis=1)
-        for alike in _equal_rows(others):  # layouts that differ on this axis only
+        for alike in _equal(places.sum(axis=1) - places[:, axis]):  # layouts that differ on this axis only
             if len(alike) == 1:
                 continue
             states = tuple(local[number][axis] for number in alike.tolist())
@@ -75,14 +76,10 @@ def arc_matrix(
     return found
 
 
-def _equal_rows(rows: np.ndarray) -> list[np.ndarray]:
-    """The numbers of rows that are equal, group by group."""
-    if not rows.shape[1]:
-        return [np.arange(len(rows))]
-    _, group = np.unique(rows, axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    order = np.argsort(group, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+def _equal(numbers: np.ndarray) -> list[np.ndarray]:
+    """The places of equal numbers, group by group."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
 @lru_cache(maxsize=65536)

@@ -54,7 +54,8 @@ class Priced:
 class FlowPrice:
     """What a flow costs: ``arcs`` are the single conversions between ``layouts``.
 
-    ``roots`` maps the producer's choices to layouts, ``reads`` each reading slot's choices to one layout per reading.
+    ``roots`` maps the producer's choices to layouts, ``reads`` each reading slot's choices to one layout per reading;
+    ``table`` has the seconds of one passage for all choices, unless it would be large.
     """
 
     weight: int
@@ -63,6 +64,7 @@ class FlowPrice:
     producer: int
     roots: np.ndarray
     reads: dict[int, np.ndarray]
+    table: np.ndarray | None = None
 
     def tree(self, choice: Sequence[int]) -> Tree[Layout]:
         """The conversions of one passage under ``choice``."""
@@ -147,6 +149,7 @@ class _FlowPrices:
         self.space, self.cluster, self.links = space, cluster, cluster.axis_links(space.mesh)
         self.arcs: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs]] = {}
         self.known: dict[tuple[object, ...], tuple[tuple[Layout, ...], Arcs, list[np.ndarray]]] = {}
+        self.tables: dict[tuple[object, ...], np.ndarray | None] = {}
 
     def of(self, flow: Flow) -> FlowPrice:
         slots, grad = self.space.slots, flow.meta.grad
@@ -159,16 +162,24 @@ class _FlowPrices:
             number = {layout: index for index, layout in enumerate(layouts)}
             self.known[key] = layouts, arcs, [side.numbers(number) for side in sides]
         layouts, arcs, (roots, *columns) = self.known[key]
-        reads: dict[int, list[np.ndarray]] = {}
+        by_slot: dict[int, list[np.ndarray]] = {}
         for use, column in zip(flow.consumers, columns, strict=True):
-            reads.setdefault(use.slot, []).append(column)
+            by_slot.setdefault(use.slot, []).append(column)
+        reads = {slot: np.array(own).T for slot, own in by_slot.items()}
+        order = list(by_slot)
+        same = (*key, *(order.index(use.slot) for use in flow.consumers))
+        if same not in self.tables:
+            size = math.prod(map(len, (roots, *reads.values())))
+            small = size <= MAX_TABLE_ENTRIES
+            self.tables[same] = tree_table(arcs, roots, list(reads.values())) if small else None
         return FlowPrice(
             weight=flow.weight,
             layouts=layouts,
             arcs=arcs,
             producer=flow.producer.slot,
             roots=roots,
-            reads={slot: np.array(own).T for slot, own in reads.items()},
+            reads=reads,
+            table=self.tables[same],
         )
 
     def _between(self, sides: Sequence[_Sided], meta: Value, at_rest: bool) -> tuple[tuple[Layout, ...], Arcs]:
@@ -229,9 +240,6 @@ def _state(state: State, grad: bool) -> State:
 
 def _factor(tree: FlowPrice) -> Factor:
     """One flow as a factor: its tree, and its table unless that is so large that the solver should not build it."""
-    slots = tuple(tree.reads)
-    states = (tree.roots, *(tree.reads[slot] for slot in slots))
-    table = None
-    if math.prod(len(item) for item in states) <= MAX_TABLE_ENTRIES:
-        table = tree.weight * tree_table(tree.arcs, states[0], states[1:])
-    return Factor((tree.producer, *slots), table, tree.arcs, states, tree.weight)
+    states = (tree.roots, *tree.reads.values())
+    table = None if tree.table is None else tree.weight * tree.table
+    return Factor((tree.producer, *tree.reads), table, tree.arcs, states, tree.weight)

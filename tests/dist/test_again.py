@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -64,6 +65,16 @@ class Memory(TorchDispatchMode):
                 weakref.finalize(made, self._add, -made.nbytes())
         return out
 
+    def settled(self, seconds: float = 0.2) -> int:
+        """:attr:`now`, when it has not changed for a while: gloo's threads let go of what they sent when they can, and
+        reference cycles of torch's keep a tensor of the first run in a process."""
+        before = -1
+        while before != self.now:
+            gc.collect()
+            before = self.now
+            time.sleep(seconds)
+        return self.now
+
     def _add(self, size: int) -> None:
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -121,8 +132,7 @@ def measured_step(model: nn.Module, mesh: Mesh) -> tuple[Counter[Any], int, int]
     """The collectives of a step, the bytes kept after its forward, and the most at once."""
     with record_collectives() as executed, Memory(model) as used:
         loss = loss_of(model, mesh)
-        gc.collect()  # reference cycles of torch's keep a tensor of the first run in a process a while
-        kept = used.now
+        kept = used.settled()
         loss.backward()
     return counts(executed), kept, used.peak
 
