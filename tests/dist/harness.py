@@ -123,7 +123,6 @@ def _serve(pipe: Connection, path: list[str]) -> None:
         try:
             fn, args = pickle.loads(task)
             gc.unfreeze()  # whatever an earlier function has left
-            gc.collect()
             random.seed(0)
             torch.manual_seed(0)
             torch.set_default_dtype(torch.float32)
