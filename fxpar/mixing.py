@@ -26,8 +26,9 @@ from fxpar.space import Space, space
 #: The part of a step that a further kind has to gain.
 WORTHWHILE = GAP / 4
 
-#: The most parts into which all blocks are divided at once.
-MOST_PARTS = 8
+#: The most parts into which all blocks are divided at once. All operations may have so many ways together when that is
+#: done, and so many when blocks are divided in two again.
+MOST_PARTS, WAYS_IN_PARTS, WAYS_DIVIDED = 8, 20_000, 8_000
 
 
 def plan_mixed(
@@ -68,7 +69,10 @@ def plan_mixed(
     improved = True
     while improved and not _is_near(best.plan, reachable_seconds) and time.perf_counter() < end:
         improved, source, known = False, at.space, best.choice
-        for apart in chain(divisions(source.program), in_parts(source.program)):
+        if at is not priced and 2 * _ways(source) > WAYS_DIVIDED:
+            break
+        parts = in_parts(source.program) if _ways(source) * MOST_PARTS <= WAYS_IN_PARTS else ()
+        for apart in chain(divisions(source.program), parts):
             some = price(space(apart, source.mesh, source.boundary), priced.cluster)
             found = search(some, start=carried(source, known, some.space))
             if found is not None:
@@ -87,6 +91,10 @@ def plan_mixed(
 
 def _is_near(plan: Plan, seconds: float) -> bool:
     return plan.objective_seconds - seconds <= GAP * plan.objective_seconds
+
+
+def _ways(space: Space) -> int:
+    return sum(len(slot.ways) for slot in space.slots)
 
 
 def carried(source: Space, choice: tuple[int, ...], target: Space) -> tuple[int, ...] | None:

@@ -135,8 +135,8 @@ def _limits(problem: CostTable, limits_bytes: Sequence[float] | None) -> np.ndar
 
 
 def _least(problem: CostTable) -> tuple[Sequence[int], float]:
-    """A choice of least cost, and a lower bound."""
-    index, bound, proven, _, _ = _auto(problem, 60.0)
+    """A choice of least cost, and a lower bound; it need not be proven, so no integer program is built for that."""
+    index, bound, proven, _, _ = _auto(problem, 60.0, prove=False)
     return index, problem.cost(index) if proven else bound
 
 
@@ -162,7 +162,7 @@ def min_marginals(problem: CostTable, *, pins: Pins | None = None) -> list[np.nd
     return result
 
 
-def _auto(problem: CostTable, time_limit_seconds: float) -> Found:
+def _auto(problem: CostTable, time_limit_seconds: float, *, prove: bool = True) -> Found:
     start = time.perf_counter()
     found = _eliminate(problem) if elimination.looks_small(problem) else None
     if found is not None:
@@ -176,6 +176,8 @@ def _auto(problem: CostTable, time_limit_seconds: float) -> Found:
         raise InfeasibleError(_clash(problem))
     smaller = reduce.restrict(problem, keep)
     found = _eliminate(smaller)
+    if found is None and best is not None and not prove:
+        return best, narrowed.bound, False, "bounds", notes
     if found is None:
         found = _reduce_and_milp(smaller, time_limit_seconds - (time.perf_counter() - start), narrowed.cost)
     index, bound, proven, solver, more = found
