@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,6 +24,9 @@ ROWS_AT_ONCE = 20
 
 #: Bounds are taken to be right to this part of them, as HiGHS' tolerances are.
 TOLERANCE = 1e-9
+
+#: The graph is reduced already, and there is a good choice: what HiGHS would do first takes longer than its root does.
+OPTIONS = {"presolve": "off", "mip_heuristic_run_feasibility_jump": False}
 
 #: After an interruption HiGHS gets this long to notice it.
 GRACE_SECONDS = 1.0
@@ -101,10 +105,10 @@ class _Model:
         self.lp.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, f"c{self.names}", right))
 
 
-def prove(graph: Remainder, below: float, time_limit_seconds: float) -> Proof:
+def prove(graph: Remainder, below: float, time_limit_seconds: float, stopped: Callable[[], bool]) -> Proof:
     """The cheapest choice, if it costs less than ``below``, or as much of a bound as there is time for.
 
-    Raises :class:`fxpar.errors.SolverError` if there is no solver.
+    It ends soon when ``stopped``. Raises :class:`fxpar.errors.SolverError` if there is no solver.
     """
     start = time.perf_counter()
     model = _build(graph, below)
@@ -116,8 +120,9 @@ def prove(graph: Remainder, below: float, time_limit_seconds: float) -> Proof:
         if left <= 0:
             return Proof(None, bound)
         name, solver = _solver(left)
-        watch = _Watch((below * (1 - TOLERANCE) - graph.constant) / model.unit)
+        watch = _Watch((below * (1 - TOLERANCE) - graph.constant) / model.unit, stopped)
         if name == "HiGHS":
+            solver.optionsDict |= OPTIONS
             solver.callSolver = partial(_run, watch=watch)  # PuLP's own would wait, deaf to Ctrl-C
         model.lp.solve(solver)
         if watch.reached or model.lp.status == pulp.LpStatusInfeasible:
@@ -140,16 +145,17 @@ def prove(graph: Remainder, below: float, time_limit_seconds: float) -> Proof:
 
 @dataclass
 class _Watch:
-    """What ends a run of HiGHS early: a bound of ``enough``, or an interruption."""
+    """What ends a run of HiGHS early: a bound of ``enough``, being ``stopped``, or an interruption."""
 
     enough: float
+    stopped: Callable[[], bool]
     reached: bool = False
     interrupted: bool = False
 
     def __call__(self, kind: Any, message: str, seen: Any, answer: Any, data: Any) -> None:
         """HiGHS asks now and then whether to go on."""
         self.reached = self.reached or seen.mip_dual_bound >= self.enough
-        if self.reached or self.interrupted:
+        if self.reached or self.interrupted or self.stopped():
             answer.user_interrupt = True
 
 
