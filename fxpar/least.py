@@ -63,8 +63,10 @@ def passages_of(
     return {number: flow.passage(choice, trees[number] or ()) for number, flow in rows.flows.items()}
 
 
-def least_memory(priced: Priced, rows: Rows, optimizer: str | None, pins: Pins | None = None) -> tuple[Plan, Memory]:
-    """The plan found to need the fewest bytes, and what it needs."""
+def least_memory(
+    priced: Priced, rows: Rows, optimizer: str | None, pins: Pins | None = None
+) -> tuple[Plan, Memory, tuple[int, ...]]:
+    """The plan found to need the fewest bytes, what it needs, and the choice that it was made of."""
     # Seconds decide between equals, of which there are many: whoever computes on whole tensors may keep none of them.
     least = [(float(item.bytes[KEPT].min()), float(item.costs.min())) for item in rows.problem.variables
              if item.bytes is not None]  # fmt: skip
@@ -83,13 +85,13 @@ def least_memory(priced: Priced, rows: Rows, optimizer: str | None, pins: Pins |
     problem = CostTable(
         tuple(map(weighed, rows.problem.variables)), tuple(light(factor) for factor in rows.problem.factors)
     )
-    found: list[tuple[Plan, Memory]] = []
+    found: list[tuple[Plan, Memory, tuple[int, ...]]] = []
     choice: tuple[int, ...] | None = None
     for allowed in ever_smaller(priced, pins):
         if choice is None or not keeps(allowed, choice):
             choice = solve(problem, pins=allowed).choice
-            found.append(_planned(priced, rows, problem, choice, optimizer))
-    return min(found, key=lambda pair: pair[1].peak_bytes)
+            found.append((*_planned(priced, rows, problem, choice, optimizer), choice))
+    return min(found, key=lambda item: item[1].peak_bytes)
 
 
 def keeps(allowed: Pins, choice: Sequence[int]) -> bool:
@@ -111,7 +113,7 @@ def _planned(
 def why_nothing_fits(priced: Priced, limit_bytes: float, optimizer: str | None, pins: Pins | None) -> str:
     """Why no plan fits, and what would."""
     rows = memory_rows(priced, optimizer)
-    plan, needed = least_memory(priced, rows, optimizer, pins)
+    plan, needed, _ = least_memory(priced, rows, optimizer, pins)
     program, mesh = priced.space.program, priced.space.mesh
     most = "; ".join(f"{place or 'the model'} {_gib(size)}" for place, size in needed.largest[:4])
     lines = [
@@ -152,7 +154,7 @@ def _larger_mesh(
                 continue
             try:
                 larger = price(space(program, grown, border), priced.cluster)
-                _, there = least_memory(larger, memory_rows(larger, optimizer), optimizer)
+                _, there, _ = least_memory(larger, memory_rows(larger, optimizer), optimizer)
             except (InfeasibleError, SolverError):
                 continue
             if there.peak_bytes <= limit_bytes:

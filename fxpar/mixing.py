@@ -1,12 +1,13 @@
 """Priced program + a memory limit that binds -> the fastest plan, in which equal blocks may be of several kinds.
 
 In: :class:`~fxpar.cost.price.Priced`, bytes per device. Out: a :class:`~fxpar.plans.Plan`. Folded instances are split
-alike, so either all of them have what is fast or none. Where that leaves time on the table, blocks are divided: the
-best place for the border is looked for among halves, quarters, ..., and then within the parts.
+alike, so either all of them have what is fast or none. Where that leaves time on the table, blocks are divided: where the
+mixture that just fits has its border, and in small programs also in halves, quarters, ..., and then within the parts.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,7 +19,7 @@ from fxpar.errors import InfeasibleError
 from fxpar.graph import Program
 from fxpar.layout import Layout
 from fxpar.least import why_nothing_fits
-from fxpar.limits import GAP, LEAST_SECONDS, Within, bounded, search_within
+from fxpar.limits import GAP, LEAST_SECONDS, Within, bounded, lower_bound_seconds, search_within
 from fxpar.pins import pin
 from fxpar.plans import Plan
 from fxpar.space import Space, space
@@ -29,6 +30,9 @@ WORTHWHILE = GAP / 4
 #: The most parts into which all blocks are divided at once. All operations may have so many ways together when that is
 #: done, and so many when blocks are divided in two again.
 MOST_PARTS, WAYS_IN_PARTS, WAYS_DIVIDED = 8, 20_000, 8_000
+
+#: Borders that are tried where mixtures of plans say that they should be.
+MOST_SHARES = 3
 
 
 def plan_mixed(
@@ -42,12 +46,14 @@ def plan_mixed(
     """The fastest plan found whose step takes at most ``limit_bytes`` on each device.
 
     What prices of a byte leave to be gained says whether blocks are divided at all, and when the search for a better
-    division ends; it ends as well when no division into two, and none into equal parts, gains anything.
+    division ends; it ends as well when no division gains anything. The bound is one of all plans with the same kinds.
     Raises :class:`InfeasibleError` as :func:`fxpar.limits.plan_within` does.
     """
     end = time.perf_counter() + time_limit_seconds
 
-    def search(some: Priced, *, prove: bool = False, start: tuple[int, ...] | None = None) -> Within | None:
+    def search(
+        some: Priced, *, prove: bool = False, start: tuple[int, ...] | None = None, like: Within | None = None
+    ) -> Within | None:
         return search_within(
             some,
             limit_bytes,
@@ -56,6 +62,7 @@ def plan_mixed(
             time_limit_seconds=max(LEAST_SECONDS, end - time.perf_counter()),
             prove=prove,
             start=start,
+            like=like,
         )
 
     pins = pin(priced.space, constraints=constraints)
@@ -65,32 +72,39 @@ def plan_mixed(
         raise InfeasibleError(why_nothing_fits(priced, limit_bytes, optimizer, pins))
     if not can_divide:
         return best.plan
-    reachable_seconds, lower_seconds = best.dual_bound_seconds, best.plan.bound_seconds
-    improved = True
+    first, reachable_seconds, improved = best, best.dual_bound_seconds, True
     while improved and not _is_near(best.plan, reachable_seconds) and time.perf_counter() < end:
-        improved, source, known = False, at.space, best.choice
+        improved, source, like = False, at.space, best
         if at is not priced and 2 * _ways(source) > WAYS_DIVIDED:
             break
-        parts = in_parts(source.program) if _ways(source) * MOST_PARTS <= WAYS_IN_PARTS else ()
-        for apart in chain(divisions(source.program), parts):
+        shares = [like.share] if like.share > 0 else []
+        for apart in _candidates(source, shares):
             some = price(space(apart, source.mesh, source.boundary), priced.cluster)
-            found = search(some, start=carried(source, known, some.space))
-            if found is not None:
-                lower_seconds = min(lower_seconds, found.plan.bound_seconds)
+            found = search(some, start=carried(source, like.choice, some.space), like=like)
+            if 0 < len(shares) < MOST_SHARES:
+                less = shares[-1] - 1 / most_instances(source.program)
+                shares.append(less if found is None or found.share <= 0 else min(less, found.share))
             if found is not None and found.plan.objective_seconds < best.plan.objective_seconds * (1 - WORTHWHILE):
                 best, at, improved = found, some, True
                 reachable_seconds = max(reachable_seconds, found.dual_bound_seconds)
             if _is_near(best.plan, reachable_seconds) or time.perf_counter() > end:
                 break
-    if at is priced and not _is_near(best.plan, lower_seconds) and time.perf_counter() < end:
-        proven = search(priced, prove=True, start=best.choice)
-        if proven is not None and proven.plan.objective_seconds < best.plan.objective_seconds:
-            best = proven
-    return bounded(best.plan, lower_seconds)
+    if at is not priced:
+        pins = pin(at.space, constraints=constraints)
+        bound = lower_bound_seconds(at, limit_bytes, first.prices, optimizer=optimizer, pins=pins)
+        return bounded(best.plan, bound)
+    if not _is_near(best.plan, reachable_seconds) and _is_small(priced.space) and time.perf_counter() < end:
+        best = search(priced, prove=True, start=best.choice) or best
+    return best.plan
 
 
 def _is_near(plan: Plan, seconds: float) -> bool:
     return plan.objective_seconds - seconds <= GAP * plan.objective_seconds
+
+
+def _is_small(space: Space) -> bool:
+    """Whether it may be divided into many parts at once, or be given to the integer program."""
+    return _ways(space) * MOST_PARTS <= WAYS_IN_PARTS
 
 
 def _ways(space: Space) -> int:
@@ -107,6 +121,25 @@ def carried(source: Space, choice: tuple[int, ...], target: Space) -> tuple[int,
     found = [known.get((slot.kind, origin.get(slot.graph, slot.graph), slot.index, slot.name)) for slot in target.slots]
     same = [pair[1] for pair, slot in zip(found, target.slots, strict=True) if pair and pair[0] == len(slot.ways)]
     return tuple(same) if len(same) == len(found) else None
+
+
+def _candidates(source: Space, shares: list[float]) -> Iterator[Program]:
+    """Divisions of a program, those that promise most first; ``shares`` may become more meanwhile.
+
+    A large program is divided by ``shares`` alone.
+    """
+    program, seen, small = source.program, set[tuple[tuple[str, str], ...]](), _is_small(source)
+    by_shares = (by_share(program, share) for share in shares)
+    others = chain(divisions(program), in_parts(program)) if small else ()
+    for apart in chain(by_shares, others):
+        if apart.calls not in seen:
+            seen.add(apart.calls)
+            yield apart
+
+
+def by_share(program: Program, share: float) -> Program:
+    """``program`` with every kind of block divided in two, of which the second has at most the part ``share``."""
+    return _bordered(program, lambda count: [count - min(count - 1, max(1, math.floor(share * count)))])
 
 
 def divisions(program: Program) -> Iterator[Program]:

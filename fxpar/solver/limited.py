@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -23,6 +23,12 @@ from fxpar.solver.narrowing import FEW, TOLERANCE, eliminated, promising
 from fxpar.solver.problem import CostTable, Factor
 from fxpar.solver.sweeping import Sweeps
 
+#: Prices are changed until the bound is this near to the best, in parts of the gap that is asked for.
+NEARER = 0.25
+
+#: Outcomes that are handed on to further searches.
+MOST_POINTS = 12
+
 #: Changes of prices, at most.
 MAX_PRICES = 40
 
@@ -35,8 +41,8 @@ CELLS = 400.0
 #: Choices are mixed that add at most this part of the bound.
 SHARE = 0.02
 
-#: Pairs of sweeps at one price, at most.
-MAX_PAIRS = 12
+#: Pairs of sweeps at one price, at most; sweeping is slow once a pair raises the bound by less than this part of it.
+MAX_PAIRS, SLOW = 60, 1e-5
 
 #: Prices are searched for up to so many steps' seconds per limit; if nothing fits there, up to this times as many.
 STEPS, MORE = 10.0, 100.0
@@ -46,6 +52,9 @@ TINY = 1e-10
 
 #: The seconds of an outcome, and by how much it is above each limit, in parts of it.
 Cut = tuple[float, np.ndarray]
+
+#: The seconds of an outcome and what it holds in each row.
+Point = tuple[float, np.ndarray]
 
 #: Finds a choice of least cost and a lower bound.
 Minimise = Callable[[CostTable], tuple[Sequence[int], float]]
@@ -67,12 +76,18 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Limited:
-    """The best that fits, a lower bound of all that fit, and the one that ``prices`` of a byte gave."""
+    """The best that fits, a lower bound of all that fit, and the one that ``prices`` of a byte gave.
+
+    At those prices some choices hold too much and others too little: mixed so that they hold just what they may, the
+    first have the part ``share``.
+    """
 
     best: Outcome
     bound: float
     dual_bound: float
+    share: float
     prices: np.ndarray
+    points: tuple[Point, ...]
     status: str
     by: str
     notes: tuple[str, ...]
@@ -135,19 +150,21 @@ def solve_limited(
     time_limit_seconds: float,
     prove: bool = True,
     start: tuple[int, ...] | None = None,
+    points: Sequence[Point] = (),
 ) -> Limited:
     """The least seconds within ``limits`` (bytes, one per row; infinite ones do not bind).
 
     Stops when the bound is within ``gap`` of the best, or prices cannot raise it any more. Then, to ``prove`` more,
-    comes the integer program. ``start`` is a choice to mix with what is found.
+    comes the integer program. ``start`` is a choice to mix with what is found, and ``points`` are outcomes that there
+    are, as an earlier search of the same choices found: they tell where prices have to be.
     Raises :class:`InfeasibleError` if nothing fits, :class:`SolverError` if nothing that fits was found.
     """
     begun = time.perf_counter()
     search = _Search(problem, limits, start)
-    search.begin(minimise)
+    search.begin(minimise, points)
     rounds = 0
     while rounds < MAX_PRICES:
-        done = search.best is not None and search.best.seconds - search.bound <= gap * search.best.seconds
+        done = search.best is not None and search.best.seconds - search.bound <= NEARER * gap * search.best.seconds
         if done or not search.next_prices() or time.perf_counter() - begun > time_limit_seconds:
             break
         rounds += 1
@@ -174,7 +191,29 @@ def solve_limited(
     proven = best.seconds - bound <= TOLERANCE * best.seconds
     within = best.seconds - bound <= gap * best.seconds
     status = "optimal" if proven else "within gap" if within else "feasible"
-    return Limited(best, bound, dual_bound, search.bound_prices / search.scale, status, by, tuple(notes))
+    return Limited(
+        best,
+        bound,
+        dual_bound,
+        search.share(),
+        search.bound_prices / search.scale,
+        search.best_points(),
+        status,
+        by,
+        tuple(notes),
+    )
+
+
+def lower_bound(
+    problem: CostTable, limits: np.ndarray, prices: np.ndarray, *, pins: Mapping[int, set[int]] | None = None
+) -> float:
+    """A lower bound of the seconds of all choices within ``limits`` that ``pins`` allow, at ``prices`` of a byte."""
+    sweeps = Sweeps(reduce.restrict(problem, reduce.possible_choices(problem, pins)))
+    sweeps.price(prices)
+    for pair in range(MAX_PAIRS):
+        if sweeps.pair() < SLOW * abs(sweeps.bound) and pair > 0:
+            break
+    return sweeps.bound - float(prices @ limits)
 
 
 class _Search:
@@ -189,12 +228,17 @@ class _Search:
         self.bound_prices, self.bound = self.prices, -math.inf
         self.best: Outcome | None = None
         self.cuts: list[Cut] = []
+        self.points: list[Point] = []
         self.nearest = np.full(len(limits), np.inf)
         self.box = 0.0
         self.seen: dict[tuple[int, ...], Cut] = {}
 
-    def begin(self, minimise: Minimise) -> None:
-        """What is best without limits: a bound, and all that there is to do if it fits."""
+    def begin(self, minimise: Minimise, points: Sequence[Point]) -> None:
+        """What is best without limits: a bound, and all that there is to do if it fits. Or what is known already."""
+        for seconds, held in points:
+            self._cut(seconds, held)
+        if points:
+            return
         choice, self.bound = minimise(at_prices(self.problem, self.prices))
         self.seen[tuple(choice)] = self.add(outcome(self.problem, choice, self.bound * TINY / self.scale))
 
@@ -204,35 +248,35 @@ class _Search:
         self.sweeps.price(per_byte)
         problem = at_prices(self.problem, per_byte)
         allowance = float(per_byte[self.active] @ self.limits[self.active])
-        last = math.inf
         for pair in range(MAX_PAIRS):
             gain = self.sweeps.pair()
             if math.isinf(self.sweeps.bound):
                 raise InfeasibleError("no choices fit together, whatever they hold; loosen what is asked of them")
             if self.sweeps.bound - allowance > self.bound:
                 self.bound, self.bound_prices = self.sweeps.bound - allowance, self.prices
-            if pair > 0 and gain < 1e-3 * abs(self.sweeps.bound):
-                known = None if self.best is None else self.best.choice
-                found = eliminated(problem, promising(self.sweeps.excess(), known))
-                if found is None:
-                    continue
-                self.seen[found[0]] = self.add(
-                    outcome(self.problem, found[0], per_byte + self.sweeps.bound * TINY / self.scale)
-                )
-                if found[1] - self.sweeps.bound < 1e-5 * abs(found[1]) or found[1] >= last:
-                    break
-                last = found[1]
+            if pair > 0 and gain < SLOW * abs(self.sweeps.bound):
+                break
+        known = None if self.best is None else self.best.choice
+        found = eliminated(problem, promising(self.sweeps.excess(), known))
+        if found is not None:
+            self.seen[found[0]] = self.add(
+                outcome(self.problem, found[0], per_byte + self.sweeps.bound * TINY / self.scale)
+            )
 
     def add(self, found: Outcome) -> Cut:
         """A cut from a choice, which is the best if it fits and none was better."""
-        self.cuts.append((found.seconds, np.where(self.active, (found.bytes - self.limits) / self.scale, 0.0)))
+        self._cut(found.seconds, found.bytes)
         if found.fits(self.limits) and (self.best is None or found.seconds < self.best.seconds):
             self.best = found
         over = (found.bytes / self.scale)[self.active].max(initial=0.0)
         if over < (self.nearest / self.scale)[self.active].max(initial=-1.0):
             self.nearest = found.bytes
-        self.box = self.box or STEPS * abs(found.seconds) or 1.0
         return self.cuts[-1]
+
+    def _cut(self, seconds: float, held: np.ndarray) -> None:
+        self.points.append((seconds, held))
+        self.cuts.append((seconds, np.where(self.active, (held - self.limits) / self.scale, 0.0)))
+        self.box = self.box or STEPS * abs(seconds) or 1.0
 
     def next_prices(self) -> bool:
         """Where the cuts leave most room for a higher bound; false if there is none."""
@@ -242,6 +286,21 @@ class _Search:
         moved = bool((np.abs(prices - self.prices) > 1e-9 * (1e-30 + np.abs(prices))).any())
         self.prices = prices
         return moved and most - self.bound > 1e-7 * abs(most)
+
+    def share(self) -> float:
+        """The part of what holds too much in the fastest mixture of two outcomes that just fits; 0 if there is none."""
+        row = int(np.argmax(np.where(self.active, self.bound_prices, -1.0)))
+        fitting = [(seconds, over[row]) for seconds, over in self.cuts if over[row] <= 0]
+        found = [(math.inf, 0.0)]
+        for fast, more in ((seconds, over[row]) for seconds, over in self.cuts if over[row] > 0):
+            found += [(seconds + (fast - seconds) * part, part) for seconds, over in fitting
+                      for part in [-over / (more - over)]]  # fmt: skip
+        return min(found)[1]
+
+    def best_points(self) -> tuple[Point, ...]:
+        """The outcomes that are best at the prices of the best bound."""
+        per_byte = self.bound_prices / self.scale
+        return tuple(sorted(self.points, key=lambda point: point[0] + float(per_byte @ point[1]))[:MOST_POINTS])
 
     def mix(self) -> None:
         """Mix what is good at the prices of the best bound: elimination with fronts among few choices."""

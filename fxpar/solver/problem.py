@@ -179,7 +179,9 @@ class Solution:
     ``variables`` and ``constraints`` are the size of the integer program (:meth:`CostTable.size`), whether or not it
     had to be built. Under a memory limit ``bytes`` has what each row comes to, and ``trees`` for each factor the
     arcs ``(from, to)`` of its tree (parents first; ``None`` for a table), which need not be the cheapest in seconds,
-    and ``dual_bound`` is the bound that prices of a byte give: one that mixtures of choices come near to.
+    and ``dual_bound`` is the bound that ``prices`` of a byte of each row give: one that mixtures of choices come near
+    to, in which those that hold more than they may have the part ``share``. ``points`` are the seconds and bytes of the
+    best that was looked at.
     """
 
     choice: tuple[int, ...]
@@ -195,3 +197,6 @@ class Solution:
     bytes: tuple[float, ...] = ()
     trees: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
     dual_bound: float = -math.inf
+    share: float = 0.0
+    prices: tuple[float, ...] = ()
+    points: tuple[tuple[float, np.ndarray], ...] = ()

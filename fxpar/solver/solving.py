@@ -39,6 +39,7 @@ def solve(
     gap: float = 1e-3,
     prove: bool = True,
     start: Sequence[int] | None = None,
+    points: Sequence[tuple[float, np.ndarray]] = (),
 ) -> Solution:
     """The choices of least total cost; ``pins`` restricts variables to some of their choices.
 
@@ -49,7 +50,8 @@ def solve(
 
     ``limits_bytes`` has the most that each row of bytes may come to (infinite for any number). The search then stops
     when the best is proven to be within ``gap`` of the optimum, and goes on to the integer program only if it is not
-    (and if it is to ``prove`` what it can). ``start`` is a choice, which need not fit, to begin with.
+    (and if it is to ``prove`` what it can). ``start`` is a choice, which need not fit, to begin with;
+    ``points`` are those of an earlier solution with the same choices, or fewer.
     Raises :class:`InfeasibleError` naming a variable without a possible choice, or the fewest bytes that are needed,
     and :class:`SolverError`.
 
@@ -84,8 +86,10 @@ def solve(
         bound = cost if proven else min(bound, cost)
         status = "optimal" if proven else "time limit"
         held: tuple[float, ...] = ()
+        prices: tuple[float, ...] = ()
+        seen: tuple[tuple[float, np.ndarray], ...] = ()
         trees: tuple[Conversions | None, ...] = ()
-        dual_bound = -math.inf
+        dual_bound, share = -math.inf, 0.0
     else:
         found = limited.solve_limited(
             smaller,
@@ -95,11 +99,13 @@ def solve(
             time_limit_seconds=time_limit_seconds,
             prove=prove,
             start=_within(keep, start),
+            points=points,
         )
         choice = tuple(int(choices[at]) for choices, at in zip(keep, found.best.choice, strict=True))
         cost, bound, by, more = found.best.seconds, found.bound, found.by, list(found.notes)
         status, held, trees = found.status, tuple(found.best.bytes.tolist()), found.best.trees
-        dual_bound = found.dual_bound
+        dual_bound, share = found.dual_bound, found.share
+        prices, seen = tuple(found.prices.tolist()), found.points
     return Solution(
         choice=choice,
         cost=cost,
@@ -114,6 +120,9 @@ def solve(
         bytes=held,
         trees=trees,
         dual_bound=dual_bound,
+        share=share,
+        prices=prices,
+        points=seen,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import fxpar
-from fxpar import limits
+from fxpar import limits, mixing, zoo
 from fxpar.errors import InfeasibleError
 from fxpar.plans import Plan
 from fxpar.solver import solve
@@ -99,6 +100,51 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     assert "parameters" in text and "optimizer" in text and "activations" in text
     assert "most is needed by" in text and "Block" in text
     assert "it would fit" in text
+
+
+@functools.cache
+def deep(name: str, limit_bytes: float) -> Plan:
+    """On (2, 4) devices, whose memory is not enough for what is fastest."""
+    model = zoo.build(name)
+    axes = {"dp": 2, "tp": 4}
+    return fxpar.plan(
+        model.model,
+        axes,
+        example_args=model.args,
+        example_kwargs=model.kwargs,
+        cluster="h100",
+        memory_limit_bytes=limit_bytes,
+    )
+
+
+@pytest.mark.parametrize(("name", "limit_bytes"), [("llama3-8b", 28e9), ("llama3-70b", 160e9), ("llama3-405b", 640e9)])
+def test_deep_models_are_divided_where_a_mixture_has_its_border(
+    name: str, limit_bytes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[limits.Within | None] = []
+
+    def search(*args: Any, **kwargs: Any) -> limits.Within | None:
+        found.append(limits.search_within(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(mixing, "search_within", search)
+    planned = deep.__wrapped__(name, limit_bytes)
+    assert peak(planned) <= limit_bytes and len(found) <= 3  # folded, and at most two borders
+    alike = found[0]
+    assert alike is not None and planned.objective_seconds < alike.plan.objective_seconds
+    reachable = max(one.dual_bound_seconds for one in found if one is not None)
+    assert planned.objective_seconds <= 1.0015 * reachable
+    assert len(set(planned.instances.values())) == 2
+
+
+@pytest.mark.parametrize("share", [1.0005, 1.02, 1.08])
+def test_what_the_least_plan_needs_is_enough(share: float) -> None:
+    """Transients of fast plans are larger than those of the least: a search that starts from fast ones finds none."""
+    with pytest.raises(InfeasibleError) as refused:
+        deep("llama3-8b", 20e9)
+    (gib,) = re.findall(r"the least found needs ([\d.]+) GiB", str(refused.value))
+    limit_bytes = share * (float(gib) + 0.05) * 2**30
+    assert peak(deep("llama3-8b", limit_bytes)) <= limit_bytes
 
 
 def test_a_wrong_optimizer_is_named() -> None:

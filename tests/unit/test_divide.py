@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fxpar.divide import asked_apart, divided
 from fxpar.graph import Graph, Input, Node, Program, Value
-from fxpar.mixing import divisions
+from fxpar.mixing import by_share, divisions
 
 
 def program(layers: int = 4, *, twice: bool = False) -> Program:
@@ -90,6 +90,12 @@ def test_one_division_by_the_names_in_a_plan_repeats_several(picks: list[int], l
 def test_halves_quarters_and_so_on() -> None:
     sizes = [[len(apart.instances(name)) for name in apart.blocks] for apart in divisions(program(8))]
     assert sizes == [[4, 4], [6, 2], [7, 1]]
+
+
+@pytest.mark.parametrize(("share", "sizes"), [(0.3, [6, 2]), (0.99, [1, 7]), (0.01, [7, 1]), (0.5, [4, 4])])
+def test_a_border_where_a_mixture_has_it(share: float, sizes: list[int]) -> None:
+    apart = by_share(program(8), share)
+    assert [len(apart.instances(name)) for name in apart.blocks] == sizes
 
 
 def test_names_that_a_plan_got_wrong_are_made_different() -> None:

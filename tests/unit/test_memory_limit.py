@@ -14,7 +14,7 @@ from fxpar.cost.trees import Arcs
 from fxpar.errors import InfeasibleError, SolverError
 from fxpar.solver import CostTable, Factor, Variable, elimination, fronts, solve
 from fxpar.solver.fronts import tree_options
-from fxpar.solver.limited import at_prices, measured, outcome
+from fxpar.solver.limited import at_prices, lower_bound, measured, outcome
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -69,6 +69,31 @@ def test_the_best_that_fits(seed, rows, share, gap):
     assert (np.array(found.bytes) <= limits).all()
     assert found.bound <= best * (1 + 1e-9) and best * (1 - 1e-9) <= found.cost
     assert found.gap <= gap + 1e-6 and found.status in ("optimal", "within gap")
+
+
+@SLOW
+@given(st.integers(0, 2**32 - 1), st.integers(1, 2), st.sampled_from([0.5, 0.8, 1.0]))
+def test_what_one_search_saw_helps_another_and_bounds_hold_at_any_price(seed, rows, share):
+    random = np.random.default_rng(seed)
+    problem = heavy_program(random, rows)
+    outcomes = [found for found in every_outcome(problem) if found.seconds < math.inf]
+    most = share * np.max([found.bytes for found in outcomes], axis=0) if outcomes else np.ones(rows)
+    try:
+        first = solve(problem, limits_bytes=most, gap=0.0)
+    except InfeasibleError:
+        return
+    assert all(any(found.seconds == pytest.approx(seconds) for found in outcomes) for seconds, _ in first.points)
+    limits = random.uniform(0.6, 1.0) * most
+    best = min((found.seconds for found in outcomes if found.fits(limits)), default=math.inf)
+    assert lower_bound(problem, limits, random.random(rows)) <= best + 1e-9
+    assert lower_bound(problem, most, np.array(first.prices)) == pytest.approx(first.dual_bound, rel=1e-4, abs=1e-4)
+    try:
+        again = solve(problem, limits_bytes=limits, gap=0.0, points=first.points)
+    except InfeasibleError:
+        assert best == math.inf
+        return
+    assert again.cost == pytest.approx(best) and again.bound <= best * (1 + 1e-9)
+    assert 0 <= again.share < 1
 
 
 @SLOW
