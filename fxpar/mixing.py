@@ -1,8 +1,8 @@
 """Priced program + a memory limit that binds -> the fastest plan, in which equal blocks may be of several kinds.
 
 In: :class:`~fxpar.cost.price.Priced`, bytes per device. Out: a :class:`~fxpar.plans.Plan`. Folded instances are split
-alike, so either all of them have what is fast or none. Where that leaves time on the table, blocks are divided: where the
-mixture that just fits has its border, and in small programs also in halves, quarters, ..., and then within the parts.
+alike, so either all of them have what is fast or none. Where that leaves time on the table, blocks are divided: where
+the mixture that just fits has its border, and in small programs also in halves, quarters, ..., and within the parts.
 """
 
 from __future__ import annotations

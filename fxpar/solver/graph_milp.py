@@ -1,8 +1,8 @@
 """The integer program of a reduced strategy graph: one-hot choices, tight edges, memory rows only where they bind.
 
 In: the reduced graph as the native core exports it. Out: choices, and a proven bound. ``docs/milp.md`` has the formulas
-of the one-hot edges. Memory rows are added when a solution breaks them. HiGHS stops as soon as its bound shows that
-nothing is cheaper than the best choice known, which is worth more to it than that choice as a start.
+of the one-hot edges. Memory rows are added when a solution breaks them. HiGHS begins with the cost of the best choice
+known as if it had found it, and stops as soon as its bound shows that nothing is cheaper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pulp
 
-from fxpar.solver.milp import LARGEST, _solver
+from fxpar.solver.milp import CUTOFF, LARGEST, _solver
 
 #: Memory rows added at once, those broken most; and rounds of that.
 ROWS_AT_ONCE = 20
@@ -122,7 +122,7 @@ def prove(graph: Remainder, below: float, time_limit_seconds: float, stopped: Ca
         name, solver = _solver(left)
         watch = _Watch((below * (1 - TOLERANCE) - graph.constant) / model.unit, stopped)
         if name == "HiGHS":
-            solver.optionsDict |= OPTIONS
+            solver.optionsDict |= OPTIONS | {CUTOFF: watch.enough}
             solver.callSolver = partial(_run, watch=watch)  # PuLP's own would wait, deaf to Ctrl-C
         model.lp.solve(solver)
         if watch.reached or model.lp.status == pulp.LpStatusInfeasible:
@@ -137,6 +137,8 @@ def prove(graph: Remainder, below: float, time_limit_seconds: float, stopped: Ca
         proven = model.lp.sol_status == pulp.LpSolutionOptimal
         if not len(broken):
             cost = pulp.value(model.lp.objective) * model.unit + graph.constant
+            if proven and cost >= below * (1 - TOLERANCE):  # HiGHS calls optimal whatever it met there
+                return Proof(None, float("inf"))
             return Proof(choice, max(bound, cost) if proven else bound, watch.interrupted)
         if not proven:
             return Proof(None, bound, watch.interrupted)

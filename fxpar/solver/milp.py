@@ -20,6 +20,9 @@ from fxpar.solver.problem import CostTable, Factor, Variable
 #: The largest cost in the program as the solver sees it: its tolerances (1e-6) are absolute, seconds are tiny.
 LARGEST = 1e4
 
+#: What HiGHS takes for the objective of a solution that it knows already: it drops what cannot be better.
+CUTOFF = "objective_bound"
+
 Terms = list[tuple[pulp.LpVariable, float]]
 
 
@@ -144,15 +147,18 @@ def scale_of(problem: CostTable) -> float:
     return LARGEST / largest if largest > 0 else 1.0
 
 
-def solve_milp(problem: CostTable, time_limit_seconds: float) -> Incumbent | None:
+def solve_milp(problem: CostTable, time_limit_seconds: float, below: float = math.inf) -> Incumbent | None:
     """The best choice found within the time limit, or ``None`` if there was not time for any.
 
+    Choices that cost ``below`` or more are of no interest: :class:`InfeasibleError` if all do.
     Raises :class:`InfeasibleError`, or :class:`SolverError` if there is no solver.
     """
     if not problem.variables:
         return Incumbent((), 0.0, True, "nothing left")
     model = build(problem)
     name, solver = _solver(time_limit_seconds)
+    if name == "HiGHS" and math.isfinite(below):
+        solver.optionsDict[CUTOFF] = below * model.scale
     model.lp.solve(solver)
     if model.lp.status == pulp.LpStatusInfeasible:
         names = ", ".join(variable.name for variable in problem.variables[:4])
@@ -163,6 +169,8 @@ def solve_milp(problem: CostTable, time_limit_seconds: float) -> Incumbent | Non
     if math.isinf(cost) or any(abs(max(row) - 1.0) > 1e-3 for row in values):
         return None
     proven = model.lp.sol_status == pulp.LpSolutionOptimal
+    if proven and cost >= below:  # HiGHS calls optimal whatever it met there
+        raise InfeasibleError(f"no choice costs less than {below:g}")
     bound = cost if proven else floor(problem)
     if name == "HiGHS" and not proven:
         bound = max(bound, bound_of(model, name))

@@ -22,6 +22,9 @@ from fxpar.solver.problem import CostTable, Solution
 #: The most combinations that ``method="exhaustive"`` tries.
 MAX_COMBINATIONS = 1_000_000
 
+#: An integer program with more columns is not built: it would take gigabytes, and longer than anyone waits.
+MAX_COLUMNS = 500_000
+
 #: A choice, a lower bound, whether it is proven, what proved it, and notes.
 Found = tuple[tuple[int, ...], float, bool, str, list[str]]
 
@@ -208,7 +211,11 @@ def _reduce_and_milp(problem: CostTable, time_limit_seconds: float, below: float
         f"the integer program has {columns} variables, {rows} constraints",
     ]
     try:
-        small, bound, proven, by, _ = _milp(rest.problem, max(1.0, time_limit_seconds))
+        if columns > MAX_COLUMNS:
+            notes.append("which is too large to be built")
+            small, bound, proven, by = *_descended(rest.problem), False, "descent"
+        else:
+            small, bound, proven, by, _ = _milp(rest.problem, max(1.0, time_limit_seconds), below - rest.constant)
     except InfeasibleError:
         if math.isinf(below):
             raise
@@ -237,14 +244,20 @@ def _elimination(problem: CostTable, time_limit_seconds: float) -> Found:
     return found
 
 
-def _milp(problem: CostTable, time_limit_seconds: float) -> Found:
-    # PuLP takes longer to import than most programs take to solve.
-    from fxpar.solver.milp import floor, solve_milp
+def _descended(problem: CostTable) -> tuple[tuple[int, ...], float]:
+    """A choice that no other choice of one variable makes better, and a bound from looking at every cost alone."""
+    from fxpar.solver.milp import floor
 
-    best = solve_milp(problem, time_limit_seconds)
+    return reduce.descend(problem, [int(variable.costs.argmin()) for variable in problem.variables]), floor(problem)
+
+
+def _milp(problem: CostTable, time_limit_seconds: float, below: float = math.inf) -> Found:
+    # PuLP takes longer to import than most programs take to solve.
+    from fxpar.solver.milp import solve_milp
+
+    best = solve_milp(problem, time_limit_seconds, below)
     if best is None:
-        start = [int(variable.costs.argmin()) for variable in problem.variables]
-        return reduce.descend(problem, start), floor(problem), False, "descent", []
+        return *_descended(problem), False, "descent", []
     choice = best.choice if best.proven else reduce.descend(problem, best.choice)
     return choice, best.bound, best.proven, best.solver, []
 

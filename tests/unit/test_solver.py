@@ -27,6 +27,7 @@ from fxpar.solver import (
     narrowing,
     reduce,
     solve,
+    solving,
 )
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -151,6 +152,33 @@ def test_a_dense_program_is_left_to_the_integer_program():
         solve(problem, method="elimination")
 
 
+@SLOW
+@given(programs(), st.sampled_from([0.9, 1.0, 1.2, 3.0]))
+def test_what_is_known_to_cost_less_is_not_looked_for(problem, share):
+    best = answer(problem, "exhaustive")
+    if best is None:
+        return
+    try:
+        found = milp.solve_milp(problem, 60.0, share * best.cost)
+    except InfeasibleError:
+        assert share <= 1.0 or best.cost == 0
+        return
+    assert found is not None and problem.cost(found.choice) == pytest.approx(best.cost, rel=1e-9)
+    assert share >= 1.0 and found.proven
+
+
+def test_an_integer_program_that_would_be_huge_is_not_built(monkeypatch):
+    random = np.random.default_rng(5)
+    variables = tuple(Variable(f"v{i}", random.random(8)) for i in range(9))
+    pairs = [(a, b) for a in range(9) for b in range(a)]
+    problem = CostTable(variables, tuple(Factor(pair, random.random((8, 8))) for pair in pairs))
+    monkeypatch.setattr(solving, "MAX_COLUMNS", 100)
+    monkeypatch.setattr(milp, "build", None)
+    found = solve(problem)
+    assert found.status == "time limit" and "which is too large to be built" in found.log
+    assert 0 < found.bound < found.cost == problem.cost(found.choice)
+
+
 def test_the_time_limit_is_kept_and_reported():
     random = np.random.default_rng(5)
     variables = tuple(Variable(f"v{i}", random.random(12)) for i in range(14))
@@ -178,7 +206,7 @@ def test_cbc_stands_in_and_without_either_it_is_said(monkeypatch):
 def test_without_time_there_is_still_an_answer(monkeypatch):
     """A descent gives it, and the gap says how little is known of it."""
     problem = random_program(np.random.default_rng(8), 5, 3, 5)
-    monkeypatch.setattr(milp, "solve_milp", lambda problem, seconds: None)
+    monkeypatch.setattr(milp, "solve_milp", lambda problem, seconds, below: None)
     found = solve(problem, method="milp")
     assert (found.status, found.method) == ("time limit", "descent")
     assert found.bound <= solve(problem).cost <= found.cost < math.inf
