@@ -6,6 +6,7 @@ after (:mod:`fxpar.api`); nothing here needs torch.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -58,6 +59,25 @@ class Stages:
         (self.dump / f"{number:02d}-{name}.txt").write_text(text() + "\n")
 
 
+@contextmanager
+def only_new_garbage() -> Iterator[None]:
+    """Meanwhile garbage is looked for only among what is made meanwhile.
+
+    A search makes so many objects that Python goes through all that there are once or twice, torch's million among
+    them; that takes longer than the search. If the program has set objects aside itself (``gc.freeze``), nothing is
+    done.
+    """
+    mine = gc.isenabled() and not gc.get_freeze_count()
+    if mine:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()
+
+
+@only_new_garbage()
 def search(
     program: Program,
     mesh: Mesh,

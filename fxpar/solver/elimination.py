@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -48,14 +49,24 @@ class Order:
     entries: int
 
 
+#: Of problems that are still in use: a solution and its runners-up are found with the same tables.
+_FOUND: WeakKeyDictionary[CostTable, tuple[Tables, Order] | None] = WeakKeyDictionary()
+
+
 def looks_small(problem: CostTable) -> bool:
     """Whether it is worth trying to write all costs as tables: not when variables have dozens of choices."""
     widest = [sorted(problem.counts[variable] for variable in factor.variables)[-3:] for factor in problem.factors]
     return sum(map(math.prod, widest)) <= MAX_LOOK
 
 
-def tables_and_order(problem: CostTable, max_entries: int = MAX_ENTRIES) -> tuple[Tables, Order] | None:
-    """Plain tables and the better of two orders that eliminate them within ``max_entries``, or ``None``."""
+def tables_and_order(problem: CostTable) -> tuple[Tables, Order] | None:
+    """Plain tables and the better of two orders that eliminate them within :data:`MAX_ENTRIES`, or ``None``."""
+    if problem not in _FOUND:
+        _FOUND[problem] = _tables_and_order(problem, MAX_ENTRIES)
+    return _FOUND[problem]
+
+
+def _tables_and_order(problem: CostTable, max_entries: int) -> tuple[Tables, Order] | None:
     for limit in (MAX_TREE_ENTRIES, 0):
         tables = flatten(problem, limit, max_entries)
         if tables is None:
