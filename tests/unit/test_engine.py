@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from fxpar import kernels
 from fxpar.errors import InfeasibleError, SolverError
+from fxpar.solver import CostTable, Factor, Variable
+from fxpar.solver import solve as solve_program
 from fxpar.solver.engine import METHODS, Progress, solve
 from fxpar.solver.strategy_graph import StrategyGraph, evaluate, read_graph
 
@@ -98,6 +101,36 @@ def test_search_without_proof_stays_between_bound_and_limit(
     assert check.feasible and check.cost == found.cost
     assert found.bound <= best <= found.cost
     assert found.status != "optimal" or found.cost == best
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.booleans())
+def test_the_search_for_plans_agrees(graph: StrategyGraph, limited: bool) -> None:
+    """The same as a program of decisions and tables, with a row of bytes for every moment (or without a limit)."""
+    graph = graph if limited else dataclasses.replace(graph, limit=10**6)
+    rows = np.arange(7)[:, None]
+
+    def parts(values: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
+        return [np.where(part >= SENTINEL, np.inf, part) for part in np.split(values.astype(float), places[1:-1])]
+
+    held = [
+        usage * ((start <= rows) & (rows < end))
+        for usage, (start, end) in zip(np.split(graph.usages, graph.first[1:-1]), graph.intervals, strict=True)
+    ]
+    variables = [
+        Variable(f"v{number}", costs, bytes=usage.astype(float))
+        for number, (costs, usage) in enumerate(zip(parts(graph.costs, graph.first), held, strict=True))
+    ]
+    factors = []
+    for (a, b), flat in zip(graph.ends.tolist(), parts(graph.edge_costs, graph.places), strict=True):
+        table = flat.reshape(graph.counts[a], graph.counts[b])
+        factors.append(Factor((a,), table.diagonal().copy()) if a == b else Factor((a, b), table))
+    try:
+        found = solve_program(CostTable(tuple(variables), tuple(factors)), limits_bytes=[graph.limit] * 7, gap=0.0).cost
+    except InfeasibleError:
+        found = math.inf
+    best = optimum(graph)
+    assert found == (best if best < SENTINEL else math.inf)
 
 
 def test_the_methods_agree_and_the_seed_decides() -> None:

@@ -1,5 +1,6 @@
 """Space, price, solve and assemble agree with each other and with exhaustive search on small random graphs."""
 
+import gc
 from itertools import product
 
 import numpy as np
@@ -17,6 +18,7 @@ from fxpar.layout import I, Mesh, S
 from fxpar.legality import check_program
 from fxpar.pins import pin
 from fxpar.plans import Plan
+from fxpar.search import only_new_garbage
 from fxpar.solver import min_marginals, solve
 from fxpar.space import parameter_groups, space
 
@@ -176,3 +178,23 @@ def test_on_one_rank_everything_is_whole_and_nothing_communicates() -> None:
     assert set(plan.parameters.values()) == {(I,)}
     assert not plan.collectives
     assert plan.unsplit[0].reason == "axis tp has degree 1"
+
+
+def test_objects_are_set_aside_for_the_length_of_a_search_only() -> None:
+    inside: list[int] = []
+
+    def look() -> None:
+        with only_new_garbage():
+            inside.append(gc.get_freeze_count())
+            raise PlanError("and also when it fails")
+
+    with pytest.raises(PlanError):
+        look()
+    assert inside[0] > 1000 and gc.get_freeze_count() == 0
+    gc.freeze()  # the program's own
+    try:
+        with pytest.raises(PlanError):
+            look()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
