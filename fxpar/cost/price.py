@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from fxpar.cluster import Cluster
-from fxpar.cost.arcs import arc_matrix
+from fxpar.cost.arcs import arcs_between
 from fxpar.cost.compute import node_seconds, optimizer_seconds
 from fxpar.cost.trees import Arcs, Tree, cheapest_tree, tree_table
 from fxpar.graph import Value
@@ -195,8 +195,7 @@ class _FlowPrices:
             ordered = tuple(tuple(sorted(states)) for states in between)
             through = (layouts_at_rest if at_rest else layouts_of)(ordered, meta.shape, degrees)
             layouts = tuple(sorted({*named, *through}))
-            matrix = arc_matrix(layouts, meta, self.space.mesh, self.links, self.cluster)
-            self.arcs[key] = layouts, Arcs.of(matrix)
+            self.arcs[key] = layouts, arcs_between(layouts, meta, self.space.mesh, self.links, self.cluster)
         return self.arcs[key]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fxpar.cost.arcs import arc_matrix
+from fxpar.cost.arcs import arcs_between
 from fxpar.cost.memory import OPTIMIZERS
 from fxpar.cost.price import FlowPrice, Priced, pieces, shares
 from fxpar.cost.trees import Arcs
@@ -190,7 +190,7 @@ def _is_shared(space: Space, flow: Flow) -> bool:
 
 def _forward_arcs(priced: Priced, layouts: tuple[Layout, ...], meta: Value) -> Arcs:
     mesh, cluster = priced.space.mesh, priced.cluster
-    return Arcs.of(arc_matrix(layouts, meta, mesh, cluster.axis_links(mesh), cluster, forward_only=True))
+    return arcs_between(layouts, meta, mesh, cluster.axis_links(mesh), cluster, forward_only=True)
 
 
 def _layered(arcs: Arcs, sizes: np.ndarray, repeat: Arcs | None) -> Arcs:

@@ -42,7 +42,7 @@ CELLS = 400.0
 SHARE = 0.02
 
 #: Pairs of sweeps at one price, at most; sweeping is slow once a pair raises the bound by less than this part of it.
-MAX_PAIRS, SLOW = 60, 1e-5
+MAX_PAIRS, SLOW = 60, 3e-5
 
 #: Prices are searched for up to so many steps' seconds per limit; if nothing fits there, up to this times as many.
 STEPS, MORE = 10.0, 100.0
@@ -171,9 +171,10 @@ def solve_limited(
         search.look()
         if search.best is None and search.at_the_edge():
             search.reach(minimise)
+    search.mix()
     if search.best is None:
         search.reach(minimise)
-    search.mix()
+        search.mix()
     if search.best is None:
         search.settle(gap, max(1.0, time_limit_seconds - (time.perf_counter() - begun)))
     if search.best is None:
@@ -256,12 +257,13 @@ class _Search:
                 self.bound, self.bound_prices = self.sweeps.bound - allowance, self.prices
             if pair > 0 and gain < SLOW * abs(self.sweeps.bound):
                 break
+        tiny = per_byte + self.sweeps.bound * TINY / self.scale
+        if self.best is None and self.start is not None:
+            self.add(outcome(self.problem, self.start, tiny))
         known = None if self.best is None else self.best.choice
         found = eliminated(problem, promising(self.sweeps.excess(), known))
         if found is not None:
-            self.seen[found[0]] = self.add(
-                outcome(self.problem, found[0], per_byte + self.sweeps.bound * TINY / self.scale)
-            )
+            self.seen[found[0]] = self.add(outcome(self.problem, found[0], tiny))
 
     def add(self, found: Outcome) -> Cut:
         """A cut from a choice, which is the best if it fits and none was better."""
@@ -283,7 +285,8 @@ class _Search:
         if not self.cuts:
             return False
         prices, most = _highest(self.cuts, self.box, self.active)
-        moved = bool((np.abs(prices - self.prices) > 1e-9 * (1e-30 + np.abs(prices))).any())
+        nowhere = math.isinf(self.bound)
+        moved = nowhere or bool((np.abs(prices - self.prices) > 1e-9 * (1e-30 + np.abs(prices))).any())
         self.prices = prices
         return moved and most - self.bound > 1e-7 * abs(most)
 

@@ -11,7 +11,7 @@ from training import mesh_of
 
 from fxpar.binding import place_of
 from fxpar.cluster import Cluster
-from fxpar.cost.arcs import arc_matrix
+from fxpar.cost.arcs import arc_seconds
 from fxpar.cost.trees import cheapest_tree
 from fxpar.graph import Value
 from fxpar.layout import I, Layout, Mesh, R, S, fits, local_layout
@@ -57,7 +57,7 @@ def outer_axis_alone(text: str) -> bool:
     src, dst = parse_layout(text, MESH), (R, S(0))
     layouts = sorted({*layouts_at_rest(((I, R, S(0)), (I, R, S(0))), SHAPE, MESH.degrees), src, dst})
     toy, value = Cluster.load("toy"), Value(SHAPE, "float64", True)
-    arcs = arc_matrix(layouts, value, MESH, toy.axis_links(MESH), toy)
+    arcs = arc_seconds(layouts, value, MESH, toy)
     tree = cheapest_tree(arcs, layouts.index(src), [layouts.index(dst)], layouts)
     # Only a strided outer cut is gathered in one go; else the inner axis must let go first.
     assert (len(tree.arcs) == 1) == (text == "S0@tp,S0@dp"), tree

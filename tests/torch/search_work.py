@@ -152,7 +152,7 @@ def _watched(work: Work) -> Iterator[None]:
         (search_module, "space", after("ways and uses", search_module.space, _space_entries)),
         (space_module, "parameter_groups", after("parameters", space_module.parameter_groups, _names)),
         (price, "_slot_costs", after("costs of choices", price._slot_costs, lambda costs, *_: costs.size)),
-        (price, "arc_matrix", after("conversions", price.arc_matrix, lambda matrix, *_: matrix.size)),
+        (price, "arcs_between", after("conversions", price.arcs_between, lambda arcs, *_: arcs.ends.size)),
         (price, "tree_table", after("table entries", price.tree_table, lambda table, *_: table.size)),
         (tree_kernels, "tree_costs", after("trees", tree_kernels.tree_costs, _tree_entries)),
         (kernels, "eliminate", after("eliminated", kernels.eliminate, _eliminated_entries)),

@@ -111,7 +111,11 @@ def test_the_search_for_plans_agrees(graph: StrategyGraph, limited: bool) -> Non
     rows = np.arange(7)[:, None]
 
     def parts(values: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
-        return [np.where(part >= SENTINEL, np.inf, part) for part in np.split(values.astype(float), places[1:-1])]
+        return [
+            np.where(part >= SENTINEL, np.inf, part)
+            for part in np.split(values.astype(float), places[1:-1])
+            if len(places) > 1
+        ]
 
     held = [
         usage * ((start <= rows) & (rows < end))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fxpar.assemble import assemble, random_choice, whole_choice
 from fxpar.cluster import Cluster
-from fxpar.cost.arcs import arc_matrix
+from fxpar.cost.arcs import arc_seconds
 from fxpar.cost.price import Priced, price
 from fxpar.errors import InfeasibleError, PlanError
 from fxpar.graph import Graph, Input, Node, Program, Ref, Value
@@ -57,7 +57,7 @@ def priced_chain(ops: list[str], batch: int, width: int, degree: int | Mesh, clu
 
 def seconds_of(priced: Priced, plan: Plan) -> float:
     """What a plan costs, from the plan alone: its strategies' seconds and every conversion in its trees."""
-    total, links = 0.0, TOY.axis_links(plan.mesh)
+    total = 0.0
     for slot, variable in zip(priced.space.slots, priced.problem.variables, strict=True):
         if slot.kind == "node":
             name = plan.graphs[slot.graph].nodes[slot.index].name
@@ -69,7 +69,7 @@ def seconds_of(priced: Priced, plan: Plan) -> float:
     graph = priced.space.program.top
     for value, arcs in plan.graphs["top"].trees.items():
         for src, dst in arcs:
-            arc = arc_matrix([src, dst], graph.values[value], plan.mesh, links, TOY)
+            arc = arc_seconds([src, dst], graph.values[value], plan.mesh, TOY)
             total += float(arc[0, 1])
     return total
 
