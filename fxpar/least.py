@@ -23,6 +23,7 @@ from fxpar.graph import Program, Ref
 from fxpar.layout import Mesh, fits
 from fxpar.plans import Memory, Plan
 from fxpar.solver import solve
+from fxpar.solver.limited import measured
 from fxpar.solver.problem import CostTable, Factor, Variable
 from fxpar.space import Space, space
 
@@ -65,8 +66,8 @@ def passages_of(
 
 def least_memory(
     priced: Priced, rows: Rows, optimizer: str | None, pins: Pins | None = None
-) -> tuple[Plan, Memory, tuple[int, ...]]:
-    """The plan found to need the fewest bytes, what it needs, and the choice that it was made of."""
+) -> tuple[Plan, Memory, tuple[int, ...], Pins]:
+    """The plan found to need the fewest bytes, what it needs, its choice, and the choices among which it was found."""
     # Seconds decide between equals, of which there are many: whoever computes on whole tensors may keep none of them.
     least = [(float(item.bytes[KEPT].min()), float(item.costs.min())) for item in rows.problem.variables
              if item.bytes is not None]  # fmt: skip
@@ -85,12 +86,12 @@ def least_memory(
     problem = CostTable(
         tuple(map(weighed, rows.problem.variables)), tuple(light(factor) for factor in rows.problem.factors)
     )
-    found: list[tuple[Plan, Memory, tuple[int, ...]]] = []
+    found: list[tuple[Plan, Memory, tuple[int, ...], Pins]] = []
     choice: tuple[int, ...] | None = None
     for allowed in ever_smaller(priced, pins):
         if choice is None or not keeps(allowed, choice):
             choice = solve(problem, pins=allowed).choice
-            found.append((*_planned(priced, rows, problem, choice, optimizer), choice))
+            found.append((*_planned(priced, rows, problem, choice, optimizer), choice, allowed))
     return min(found, key=lambda item: item[1].peak_bytes)
 
 
@@ -102,18 +103,19 @@ def keeps(allowed: Pins, choice: Sequence[int]) -> bool:
 def _planned(
     priced: Priced, rows: Rows, problem: CostTable, choice: Sequence[int], optimizer: str | None
 ) -> tuple[Plan, Memory]:
-    trees: list[Sequence[tuple[int, int]] | None] = []
+    trees: list[tuple[tuple[int, int], ...] | None] = []
     for factor in problem.factors:
         root, targets = factor.ends([choice[variable] for variable in factor.variables])
         trees.append(cheapest_tree(factor.conversions, root, targets, range(len(factor.conversions))).arcs)
-    plan = assemble(priced, choice, passages=passages_of(rows, choice, trees))
+    seconds = measured(rows.problem, choice, trees).seconds
+    plan = assemble(priced, choice, passages=passages_of(rows, choice, trees), objective_seconds=seconds)
     return plan, memory(priced.space.program, plan, optimizer)
 
 
 def why_nothing_fits(priced: Priced, limit_bytes: float, optimizer: str | None, pins: Pins | None) -> str:
     """Why no plan fits, and what would."""
     rows = memory_rows(priced, optimizer)
-    plan, needed, _ = least_memory(priced, rows, optimizer, pins)
+    plan, needed, *_ = least_memory(priced, rows, optimizer, pins)
     program, mesh = priced.space.program, priced.space.mesh
     most = "; ".join(f"{place or 'the model'} {_gib(size)}" for place, size in needed.largest[:4])
     lines = [
@@ -154,7 +156,7 @@ def _larger_mesh(
                 continue
             try:
                 larger = price(space(program, grown, border), priced.cluster)
-                _, there, _ = least_memory(larger, memory_rows(larger, optimizer), optimizer)
+                _, there, *_ = least_memory(larger, memory_rows(larger, optimizer), optimizer)
             except (InfeasibleError, SolverError):
                 continue
             if there.peak_bytes <= limit_bytes:

@@ -32,7 +32,7 @@ WORTHWHILE = GAP / 4
 MOST_PARTS, WAYS_IN_PARTS, WAYS_DIVIDED = 8, 20_000, 8_000
 
 #: Borders that are tried where mixtures of plans say that they should be.
-MOST_SHARES = 3
+MOST_SHARES = 4
 
 
 def plan_mixed(
@@ -94,7 +94,10 @@ def plan_mixed(
         bound = lower_bound_seconds(at, limit_bytes, first.prices, optimizer=optimizer, pins=pins)
         return bounded(best.plan, bound)
     if not _is_near(best.plan, reachable_seconds) and _is_small(priced.space) and time.perf_counter() < end:
-        best = search(priced, prove=True, start=best.choice) or best
+        proven = search(priced, prove=True, start=best.choice)
+        if proven is not None:
+            bound = max(best.plan.bound_seconds, proven.plan.bound_seconds)
+            return bounded(min(best.plan, proven.plan, key=lambda plan: plan.objective_seconds), bound)
     return best.plan
 
 

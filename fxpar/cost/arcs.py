@@ -51,7 +51,7 @@ def arcs_between(
     [(0, 1), (1, 0), (1, 2), (2, 1)]
     """
     degrees = mesh.degrees
-    states, codes = _numbered(layouts)
+    states, codes = numbered(layouts)
     parts = np.array([[degree / padding(meta.shape, state, degree) if state.kind == "S" else 1.0
                        for degree in degrees] for state in states])  # fmt: skip
     shares = parts[codes, range(len(degrees))]
@@ -59,7 +59,7 @@ def arcs_between(
     kinds, pieces = codes, [(state, state) for state in states]
     if any(state.parts > 1 for state in states):  # only these look otherwise on a piece
         local = [local_layout(layout, degrees) for layout in layouts]
-        pieces, kinds = _numbered([tuple(zip(*pair, strict=True)) for pair in zip(layouts, local, strict=True)])
+        pieces, kinds = numbered([tuple(zip(*pair, strict=True)) for pair in zip(layouts, local, strict=True)])
     parcels = []
     for axis, (degree, link) in enumerate(zip(degrees, links, strict=True)):
         share, size = np.unique(np.delete(shares, axis, axis=1).prod(axis=1), return_inverse=True)
@@ -89,7 +89,7 @@ def arc_seconds(layouts: Sequence[Layout], meta: Value, mesh: Mesh, cluster: Clu
     return matrix
 
 
-def _numbered(rows: Sequence[tuple[Item, ...]]) -> tuple[list[Item], np.ndarray]:
+def numbered(rows: Sequence[tuple[Item, ...]]) -> tuple[list[Item], np.ndarray]:
     """The items in rows of equal length, each once, and ``[rows, length]``: which they are."""
     numbers = {item: number for number, item in enumerate(dict.fromkeys(chain.from_iterable(rows)))}
     every = map(numbers.__getitem__, chain.from_iterable(rows))

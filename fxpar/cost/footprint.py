@@ -97,6 +97,10 @@ _CHANGES: dict[str, Callable[[_Call], Footprint]] = {
 }
 
 
+#: Operations of which some ways run another call (:mod:`fxpar.rules.localise`), with a footprint of its own.
+CHANGED = frozenset(("aten.embedding.default", "aten.gather.default", "aten.scaled_dot_product_attention.default"))
+
+
 def moved(kind: str, meta: Value, src: Layout, dst: Layout, axis: int, degrees: Sequence[int]) -> tuple[bool, int, int]:
     """Memory of one step of a conversion: whether the result is a view, scratch bytes, and bytes of the result.
 

@@ -169,7 +169,11 @@ def union_sets(targets: Sequence[np.ndarray]) -> tuple[list[tuple[int, ...]], np
 
 def state_sets(target: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
     """Of one consumer: the different sets of states that its choices need, and for each choice which it is."""
-    rows = np.sort(np.asarray(target).reshape(len(target), -1), axis=1)
+    rows = np.asarray(target).reshape(len(target), -1)
+    if rows.shape[1] == 1:  # much the most common, and much faster
+        states, choice = np.unique(rows, return_inverse=True)
+        return [(state,) for state in states.tolist()], choice.reshape(-1)
+    rows = np.sort(rows, axis=1)
     different, choice = np.unique(rows, axis=0, return_inverse=True)
     return [tuple(sorted(set(row))) for row in different.tolist()], choice.reshape(-1)
 

@@ -80,8 +80,9 @@ def branch(run: Run, problem: Any, seconds: float) -> None:
                     if (choice := problem.choice()) is not None:
                         run.offer(choice)
                 elif not parts.hard or not _retry(run, problem, parts, pool, end):
+                    run.raise_bound(min(parts.bound, run.cost))
                     break
-                if run.cost < before and problem.adopt(run.choice.tolist() if run.choice is not None else []):
+                if run.choice is not None and run.cost < before and problem.adopt(run.choice.tolist()):
                     walk(run, problem, PRUNING * run.time_limit_seconds, MOVES_PER_PART, parts.split)
                 run.raise_bound(min(parts.bound, run.cost))
                 run.show("branching")
@@ -99,6 +100,9 @@ def _split(run: Run, parts: _Parts, branchers: Sequence[Any], pool: ThreadPoolEx
         for brancher, (_, _, part) in zip(branchers, taken, strict=False)
     ]
     if not _finished(tasks, end):
+        for brancher in branchers:
+            brancher.stop()
+        wait(tasks)
         for bound, _, part in taken:
             parts.push(bound, part)
         return
@@ -114,30 +118,27 @@ def _split(run: Run, parts: _Parts, branchers: Sequence[Any], pool: ThreadPoolEx
 
 def _close(
     run: Run, problem: Any, parts: _Parts, todo: list[Bounded], pool: ThreadPoolExecutor, seconds: float
-) -> list[Bounded]:
-    """Solve the first of ``todo``, one in each thread. What could not be solved is hard now, and returned."""
+) -> None:
+    """Solve the first of ``todo``, one in each thread. What could not be solved is hard now."""
     taken = todo[: run.threads]
     del todo[: run.threads]
     own = [replace(run, report=None, log=[]) for _ in taken]
     run.show("integer programs")
-    tasks = [
-        pool.submit(_solved, alone, problem.allowed(part), problem.prices(), bound, seconds)
-        for alone, (bound, part) in zip(own, taken, strict=True)
-    ]
+    parts.hard += taken
     try:
+        tasks = [
+            pool.submit(_solved, alone, problem.allowed(part), problem.prices(), bound, seconds)
+            for alone, (bound, part) in zip(own, taken, strict=True)
+        ]
         _finished(tasks, math.inf)
     finally:
         for alone in own:
             alone.time_limit_seconds = 0.0  # makes it stop, if it has not
-        parts.hard += taken
-    hard = []
-    for alone, task, (bound, part) in zip(own, tasks, taken, strict=True):
-        if alone.choice is not None:
-            run.offer(alone.choice)
-        hard.append((max(bound, task.result()), part))
-    unsolved = [(bound, part) for bound, part in hard if bound < run.cost]
+            if alone.choice is not None:
+                run.offer(alone.choice)
+    bounds = [max(bound, task.result()) for task, (bound, _) in zip(tasks, taken, strict=True)]
+    unsolved = [(bound, part) for bound, (_, part) in zip(bounds, taken, strict=True) if bound < run.cost]
     parts.hard[-len(taken) :] = unsolved
-    return unsolved
 
 
 def _solved(run: Run, allowed: Any, prices: Any, bound: float, seconds: float) -> float:
@@ -151,18 +152,20 @@ def _solved(run: Run, allowed: Any, prices: Any, bound: float, seconds: float) -
     rest.start(prices)
     bounds: list[float] = [bound]
     ascend(run, rest, min(PRUNING * run.time_limit_seconds, seconds), 10**9, bounds.append)
-    rest, possible = prune(run, rest, most, bounds.append)
+    rest, possible = prune(run, rest, most, bounds.append, end)
     if not possible or max(bounds) > most + 1e-6:
         return math.inf
-    if rest.sizes()["entries"] > PART_ENTRIES:
+    if rest.sizes()["entries"] > PART_ENTRIES or time.perf_counter() > end:
         return max(bounds)
     return max(*bounds, integer_program(run, rest, end - time.perf_counter()))
 
 
 def _retry(run: Run, problem: Any, parts: _Parts, pool: ThreadPoolExecutor, end: float) -> bool:
-    """Give hard parts what time is left. False if some remain hard."""
-    rounds = -(-len(parts.hard) // run.threads)
-    return not _close(run, problem, parts, parts.hard, pool, (end - time.perf_counter()) / rounds)
+    """Give every hard part a share of the time that is left. False if some remain hard."""
+    todo, parts.hard = parts.hard, []
+    while todo:
+        _close(run, problem, parts, todo, pool, (end - time.perf_counter()) / -(-len(todo) // run.threads))
+    return not parts.hard
 
 
 def _finished(tasks: Sequence[Future[Any]], end: float) -> bool:

@@ -62,16 +62,16 @@ def looks_small(problem: CostTable) -> bool:
 def tables_and_order(problem: CostTable) -> tuple[Tables, Order] | None:
     """Plain tables and the better of two orders that eliminate them within :data:`MAX_ENTRIES`, or ``None``."""
     if problem not in _FOUND:
-        _FOUND[problem] = _tables_and_order(problem, MAX_ENTRIES)
+        _FOUND[problem] = _tables_and_order(problem)
     return _FOUND[problem]
 
 
-def _tables_and_order(problem: CostTable, max_entries: int) -> tuple[Tables, Order] | None:
+def _tables_and_order(problem: CostTable) -> tuple[Tables, Order] | None:
     for limit in (MAX_TREE_ENTRIES, 0):
-        tables = flatten(problem, limit, max_entries)
+        tables = flatten(problem, limit, MAX_ENTRIES)
         if tables is None:
             continue
-        orders = [elimination_order(tables.sizes, tables.scopes, max_entries, fill=fill) for fill in (False, True)]
+        orders = [elimination_order(tables.sizes, tables.scopes, MAX_ENTRIES, fill=fill) for fill in (False, True)]
         found = [order for order in orders if order is not None]
         if found:
             return tables, min(found, key=lambda order: order.entries)

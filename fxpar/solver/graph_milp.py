@@ -19,10 +19,10 @@ import pulp
 
 from fxpar.solver.milp import CUTOFF, LARGEST, _solver
 
-#: Memory rows added at once, those broken most; and rounds of that.
+#: Memory rows added at once, those broken most.
 ROWS_AT_ONCE = 20
 
-#: Bounds are taken to be right to this part of them, as HiGHS' tolerances are.
+#: HiGHS' bounds are right to this part of them; of costs beyond 5e8 an optimum is proven to this part only.
 TOLERANCE = 1e-9
 
 #: The graph is reduced already, and there is a good choice: what HiGHS would do first takes longer than its root does.
@@ -120,11 +120,14 @@ def prove(graph: Remainder, below: float, time_limit_seconds: float, stopped: Ca
         if left <= 0:
             return Proof(None, bound)
         name, solver = _solver(left)
-        watch = _Watch((below * (1 - TOLERANCE) - graph.constant) / model.unit, stopped)
+        watch = _Watch((least_of_interest(below) - graph.constant) / model.unit, stopped)
         if name == "HiGHS":
             solver.optionsDict |= OPTIONS | {CUTOFF: watch.enough}
             solver.callSolver = partial(_run, watch=watch)  # PuLP's own would wait, deaf to Ctrl-C
-        model.lp.solve(solver)
+        try:
+            model.lp.solve(solver)
+        except _Deaf:
+            return Proof(None, bound, watch.interrupted)
         if watch.reached or model.lp.status == pulp.LpStatusInfeasible:
             return Proof(None, float("inf"))
         if name == "HiGHS":
@@ -137,12 +140,21 @@ def prove(graph: Remainder, below: float, time_limit_seconds: float, stopped: Ca
         proven = model.lp.sol_status == pulp.LpSolutionOptimal
         if not len(broken):
             cost = pulp.value(model.lp.objective) * model.unit + graph.constant
-            if proven and cost >= below * (1 - TOLERANCE):  # HiGHS calls optimal whatever it met there
+            if proven and cost >= least_of_interest(below):  # HiGHS calls optimal whatever it met there
                 return Proof(None, float("inf"))
             return Proof(choice, max(bound, cost) if proven else bound, watch.interrupted)
         if not proven:
             return Proof(None, bound, watch.interrupted)
         _memory_rows(model, graph, broken[np.argsort(-excess[broken], kind="stable")][:ROWS_AT_ONCE])
+
+
+def least_of_interest(below: float) -> float:
+    """From here on costs are as good as ``below``: they are whole numbers, and known to :data:`TOLERANCE`.
+
+    >>> least_of_interest(1500.0), least_of_interest(1e12) < 1e12 - 500
+    (1499.5, True)
+    """
+    return below - max(0.5, TOLERANCE * below)
 
 
 @dataclass
@@ -161,8 +173,12 @@ class _Watch:
             answer.user_interrupt = True
 
 
+class _Deaf(Exception):  # noqa: N818  (it ends a program, and is no error of anyone)
+    """HiGHS goes on, though it was asked to stop."""
+
+
 def _run(lp: pulp.LpProblem, watch: _Watch) -> None:
-    """Run HiGHS in a thread of its own, and wait; :class:`KeyboardInterrupt` if it does not stop when asked to."""
+    """Run HiGHS in a thread of its own, and wait; :class:`_Deaf` if it does not stop when asked to."""
     import highspy
 
     lp.solverModel.setCallback(watch, None)
@@ -170,13 +186,13 @@ def _run(lp: pulp.LpProblem, watch: _Watch) -> None:
     thread = threading.Thread(target=lp.solverModel.run, daemon=True)
     thread.start()
     try:
-        while thread.is_alive():
+        while thread.is_alive() and not watch.stopped():
             thread.join(0.1)
     except KeyboardInterrupt:
         watch.interrupted = True
-        thread.join(GRACE_SECONDS)
-        if thread.is_alive():
-            raise
+    thread.join(GRACE_SECONDS)
+    if thread.is_alive():  # between two questions HiGHS may solve for a long time; it is left to itself
+        raise _Deaf
 
 
 def _build(graph: Remainder, below: float) -> _Model:

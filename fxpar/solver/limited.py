@@ -164,8 +164,10 @@ def solve_limited(
     search.begin(minimise, points)
     rounds = 0
     while rounds < MAX_PRICES:
+        blind = math.isinf(search.bound)  # what is known of other searches is no bound: look at least once
         done = search.best is not None and search.best.seconds - search.bound <= NEARER * gap * search.best.seconds
-        if done or not search.next_prices() or time.perf_counter() - begun > time_limit_seconds:
+        late = time.perf_counter() - begun > time_limit_seconds
+        if (not search.next_prices() or done or late) and not blind:
             break
         rounds += 1
         search.look()
@@ -208,13 +210,17 @@ def solve_limited(
 def lower_bound(
     problem: CostTable, limits: np.ndarray, prices: np.ndarray, *, pins: Mapping[int, set[int]] | None = None
 ) -> float:
-    """A lower bound of the seconds of all choices within ``limits`` that ``pins`` allow, at ``prices`` of a byte."""
+    """A lower bound of the seconds of all choices within ``limits`` that ``pins`` allow, at ``prices`` of a byte.
+
+    Rows without a limit must have no price.
+    """
     sweeps = Sweeps(reduce.restrict(problem, reduce.possible_choices(problem, pins)))
     sweeps.price(prices)
     for pair in range(MAX_PAIRS):
         if sweeps.pair() < SLOW * abs(sweeps.bound) and pair > 0:
             break
-    return sweeps.bound - float(prices @ limits)
+    bind = np.isfinite(limits)
+    return sweeps.bound - float(prices[bind] @ limits[bind])
 
 
 class _Search:
@@ -285,8 +291,7 @@ class _Search:
         if not self.cuts:
             return False
         prices, most = _highest(self.cuts, self.box, self.active)
-        nowhere = math.isinf(self.bound)
-        moved = nowhere or bool((np.abs(prices - self.prices) > 1e-9 * (1e-30 + np.abs(prices))).any())
+        moved = bool((np.abs(prices - self.prices) > 1e-9 * (1e-30 + np.abs(prices))).any())
         self.prices = prices
         return moved and most - self.bound > 1e-7 * abs(most)
 
@@ -303,7 +308,8 @@ class _Search:
     def best_points(self) -> tuple[Point, ...]:
         """The outcomes that are best at the prices of the best bound."""
         per_byte = self.bound_prices / self.scale
-        return tuple(sorted(self.points, key=lambda point: point[0] + float(per_byte @ point[1]))[:MOST_POINTS])
+        different = {(seconds, *held.tolist()): (seconds, held) for seconds, held in self.points}.values()
+        return tuple(sorted(different, key=lambda point: point[0] + float(per_byte @ point[1]))[:MOST_POINTS])
 
     def mix(self) -> None:
         """Mix what is good at the prices of the best bound: elimination with fronts among few choices."""

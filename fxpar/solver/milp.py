@@ -208,7 +208,7 @@ def _solver(time_limit_seconds: float, gap: float = 1e-9) -> tuple[str, pulp.LpS
     class InProcess(pulp.HiGHS):
         def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802
             lp.solverModel = Silent()
-            for option, value in self.optionsDict.items():
+            for option, value in {"threads": 1, **self.optionsDict}.items():
                 lp.solverModel.setOptionValue(option, value)
 
     tight = dict.fromkeys(("mip_abs_gap", "mip_feasibility_tolerance"), 1e-9) | {"mip_rel_gap": gap}

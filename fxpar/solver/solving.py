@@ -22,7 +22,7 @@ from fxpar.solver.problem import CostTable, Solution
 #: The most combinations that ``method="exhaustive"`` tries.
 MAX_COMBINATIONS = 1_000_000
 
-#: An integer program with more columns is not built: it would take gigabytes, and longer than anyone waits.
+#: An integer program with more columns is not built by "auto": it would take gigabytes, and longer than anyone waits.
 MAX_COLUMNS = 500_000
 
 #: A choice, a lower bound, whether it is proven, what proved it, and notes.

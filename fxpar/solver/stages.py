@@ -107,14 +107,14 @@ def opened(run: Run) -> Any:
     return problem
 
 
-def reduced(run: Run, allowed: np.ndarray, *, logged: bool = True) -> Any:
+def reduced(run: Run, allowed: np.ndarray) -> Any:
     """The graph without the strategies that are not ``allowed`` (empty: all are), reduced."""
     graph = run.graph
     problem = kernels.native().Problem(
         graph.first, graph.costs, graph.usages, graph.intervals[:, 0], graph.intervals[:, 1], graph.ends[:, 0],
         graph.ends[:, 1], graph.places, graph.edge_costs, graph.limit, run.forbidden, run.reductions, allowed,
     )  # fmt: skip
-    if problem.feasible and logged:
+    if problem.feasible:
         run.log.append(", ".join(f"{value} {key}" for key, value in problem.sizes().items()))
     return problem
 
