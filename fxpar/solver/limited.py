@@ -306,10 +306,13 @@ class _Search:
         return min(found)[1]
 
     def best_points(self) -> tuple[Point, ...]:
-        """The outcomes that are best at the prices of the best bound."""
+        """The outcomes that are best at the prices of the best bound: as many that fit as that do not."""
         per_byte = self.bound_prices / self.scale
         different = {(seconds, *held.tolist()): (seconds, held) for seconds, held in self.points}.values()
-        return tuple(sorted(different, key=lambda point: point[0] + float(per_byte @ point[1]))[:MOST_POINTS])
+        ordered = sorted(different, key=lambda point: point[0] + float(per_byte @ point[1]))
+        fitting = [point for point in ordered if (point[1] <= self.limits).all()]
+        others = [point for point in ordered if (point[1] > self.limits).any()]
+        return (*fitting[: MOST_POINTS // 2], *others[: MOST_POINTS // 2])
 
     def mix(self) -> None:
         """Mix what is good at the prices of the best bound: elimination with fronts among few choices."""

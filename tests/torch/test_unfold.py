@@ -122,7 +122,7 @@ def test_deeper_models_are_no_worse_either(blocks: int, share: float) -> None:
     limit = share * free.memory.peak_bytes
     tight = fxpar.plan(model, {"tp": 2}, check_folding=True, memory_limit_bytes=limit, **options)
     assert tight.memory is not None and tight.memory.peak_bytes <= limit
-    assert tight.folding_gap is not None and tight.folding_gap <= 2 * MOST
+    assert tight.folding_gap is not None and tight.folding_gap <= MOST
 
 
 def test_a_plan_says_what_folding_costs_when_asked() -> None:
@@ -133,11 +133,11 @@ def test_a_plan_says_what_folding_costs_when_asked() -> None:
     assert plan.folding_gap is not None and 0 <= plan.folding_gap <= MOST
     assert "instances of a block split differently would save at most 0 %" in str(plan)
     assert Plan.from_json(plan.to_json()) == plan
-    free = fxpar.plan(model, {"tp": 2}, **options)
-    assert free.folding_gap is None and free.memory is not None
-    limit = 0.95 * free.memory.peak_bytes
+    assert fxpar.plan(model, {"tp": 2}, **options).folding_gap is None
+    assert plan.memory is not None
+    limit = 0.95 * plan.memory.peak_bytes
     tight = fxpar.plan(model, {"tp": 2}, check_folding=True, memory_limit_bytes=limit, **options)
     assert len(set(tight.instances.values())) == 2, "only one of the layers has to be split"
-    assert tight.folding_gap is not None and tight.folding_gap <= 2 * MOST
-    assert "instances of a block split differently would save at least 0" in str(tight)
+    assert tight.folding_gap is not None and tight.folding_gap <= MOST
+    assert "instances of a block split differently would save at least 0 %" in str(tight)
     assert Plan.from_json(tight.to_json()) == tight
