@@ -23,7 +23,7 @@ from fxpar.graph import Program, Ref
 from fxpar.layout import Mesh, fits
 from fxpar.plans import Memory, Plan
 from fxpar.solver import solve
-from fxpar.solver.limited import measured
+from fxpar.solver.outcomes import measured
 from fxpar.solver.problem import CostTable, Factor, Variable
 from fxpar.space import Space, space
 

@@ -21,7 +21,8 @@ from fxpar.errors import InfeasibleError, SolverError
 from fxpar.least import Pins, ever_smaller, keeps, least_memory, passages_of, why_nothing_fits
 from fxpar.plans import Memory, Plan
 from fxpar.solver import Solution, solve
-from fxpar.solver.limited import Point, lower_bound
+from fxpar.solver.limited import lower_bound
+from fxpar.solver.outcomes import Point
 
 #: Corrections of the rows by what the exact walk finds; and plans tried between the least one and what does not fit.
 MAX_ROUNDS, HALVES = 8, 5
@@ -237,9 +238,3 @@ def _plan_with(
         walked = np.array([max(needed.phases["forward"], needed.phases["backward"]), needed.phases["optimizer"]])
         left_out = np.maximum(left_out, walked - np.array(solution.bytes))
     return None, lower, prices
-
-
-def _lacking(solution: Solution, needed: Memory) -> np.ndarray:
-    """What a plan takes beyond its rows."""
-    walked = [max(needed.phases["forward"], needed.phases["backward"]), needed.phases["optimizer"]]
-    return np.array(walked) - np.array(solution.bytes)

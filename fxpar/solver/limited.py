@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from fxpar.cost.trees import Arcs, cheapest_tree
 from fxpar.errors import InfeasibleError, SolverError
 from fxpar.solver import elimination, reduce
 from fxpar.solver.fronts import fronts
 from fxpar.solver.narrowing import FEW, TOLERANCE, eliminated, promising
-from fxpar.solver.problem import CostTable, Factor
+from fxpar.solver.outcomes import Outcome, Point, at_prices, measured, outcome, replace_costs
+from fxpar.solver.problem import CostTable
 from fxpar.solver.sweeping import Sweeps
 
 #: Prices are changed until the bound is this near to the best, in parts of the gap that is asked for.
@@ -53,25 +53,8 @@ TINY = 1e-10
 #: The seconds of an outcome, and by how much it is above each limit, in parts of it.
 Cut = tuple[float, np.ndarray]
 
-#: The seconds of an outcome and what it holds in each row.
-Point = tuple[float, np.ndarray]
-
 #: Finds a choice of least cost and a lower bound.
 Minimise = Callable[[CostTable], tuple[Sequence[int], float]]
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What one choice per variable, and one tree per tree factor, come to; ``trees`` has ``None`` for a table."""
-
-    choice: tuple[int, ...]
-    trees: tuple[tuple[tuple[int, int], ...] | None, ...]
-    seconds: float
-    bytes: np.ndarray
-
-    def fits(self, limits: np.ndarray) -> bool:
-        """Whether no row is above its limit."""
-        return bool((self.bytes <= limits).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,54 +74,6 @@ class Limited:
     status: str
     by: str
     notes: tuple[str, ...]
-
-
-def at_prices(problem: CostTable, prices: np.ndarray) -> CostTable:
-    """The problem without bytes in which a byte of each row costs so many seconds."""
-    known: dict[int, Arcs] = {}
-    factors = []
-    for factor in problem.factors:
-        if factor.is_tree and factor.conversions.bytes is not None:
-            arcs = known.setdefault(id(factor.conversions), factor.conversions.priced(prices))
-            factor = Factor(factor.variables, None, arcs, factor.states, factor.weight)
-        factors.append(factor)
-    variables = [
-        item if item.bytes is None else replace(item, costs=item.costs + prices @ item.bytes, bytes=None)
-        for item in problem.variables
-    ]
-    return CostTable(tuple(variables), tuple(factors))
-
-
-def outcome(problem: CostTable, choice: Sequence[int], prices: np.ndarray) -> Outcome:
-    """Of the trees that are cheapest at ``prices``."""
-    known: dict[int, Arcs] = {}
-    trees: list[tuple[tuple[int, int], ...] | None] = []
-    for factor in problem.factors:
-        if not factor.is_tree:
-            trees.append(None)
-            continue
-        arcs = known.setdefault(id(factor.conversions), factor.conversions.priced(prices))
-        root, targets = factor.ends([choice[number] for number in factor.variables])
-        trees.append(cheapest_tree(arcs, root, targets, range(len(arcs))).arcs)
-    return measured(problem, choice, trees)
-
-
-def measured(problem: CostTable, choice: Sequence[int], trees: Sequence[tuple[tuple[int, int], ...] | None]) -> Outcome:
-    """Seconds and bytes of a choice with these trees."""
-    seconds, held = 0.0, np.zeros(problem.rows)
-    for variable, index in zip(problem.variables, choice, strict=True):
-        seconds += float(variable.costs[index])
-        if variable.bytes is not None:
-            held += variable.bytes[:, index]
-    for factor, tree in zip(problem.factors, trees, strict=True):
-        if tree is None:
-            seconds += factor.at([choice[number] for number in factor.variables])
-            continue
-        taken = factor.conversions.numbers(tree)
-        seconds += factor.weight * float(factor.conversions.seconds[taken].sum())
-        if factor.conversions.bytes is not None:
-            held += factor.weight * factor.conversions.bytes[:, taken].sum(axis=1)
-    return Outcome(tuple(int(index) for index in choice), tuple(trees), seconds, held)
 
 
 def solve_limited(
@@ -408,34 +343,6 @@ class _Search:
             steep = MORE * self.box * alone / self.scale
             self.add(outcome(self.problem, minimise(at_prices(self.problem, steep))[0], steep))
         self.box *= MORE
-
-
-def replace_costs(problem: CostTable, weights: np.ndarray) -> CostTable:
-    """The problem whose costs are its bytes, each row times its weight; what is impossible stays so."""
-    known: dict[int, Arcs] = {}
-
-    def arcs(old: Arcs) -> Arcs:
-        nothing = np.zeros(len(old.seconds))
-        return Arcs(old.start, old.ends, nothing if old.bytes is None else weights @ old.bytes)
-
-    factors = []
-    for factor in problem.factors:
-        if factor.is_tree:
-            key = id(factor.conversions)
-            if key not in known:
-                known[key] = arcs(factor.conversions)
-            factors.append(Factor(factor.variables, None, known[key], factor.states, factor.weight))
-        else:
-            factors.append(replace(factor, table=np.where(np.isinf(factor.values), np.inf, 0.0)))
-    variables = [
-        replace(
-            item,
-            costs=np.where(np.isinf(item.costs), np.inf, 0.0 if item.bytes is None else weights @ item.bytes),
-            bytes=None,
-        )
-        for item in problem.variables
-    ]
-    return CostTable(tuple(variables), tuple(factors))
 
 
 def _highest(cuts: Sequence[tuple[float, np.ndarray]], box: float, active: np.ndarray) -> tuple[np.ndarray, float]:

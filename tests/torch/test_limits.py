@@ -25,7 +25,7 @@ from fxpar.layout import Mesh
 from fxpar.least import passages_of
 from fxpar.plans import Plan
 from fxpar.solver import solve
-from fxpar.solver.limited import outcome
+from fxpar.solver.outcomes import outcome
 from fxpar.solver.problem import Solution
 from fxpar.space import space
 

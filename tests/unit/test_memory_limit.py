@@ -14,7 +14,8 @@ from fxpar.cost.trees import Arcs
 from fxpar.errors import InfeasibleError, SolverError
 from fxpar.solver import CostTable, Factor, Variable, elimination, fronts, solve
 from fxpar.solver.fronts import tree_options
-from fxpar.solver.limited import at_prices, lower_bound, measured, outcome
+from fxpar.solver.limited import lower_bound
+from fxpar.solver.outcomes import at_prices, measured, outcome
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
